@@ -1,0 +1,141 @@
+"""What the ring is: sizes, dtypes, layouts and the fold rule. Every other module takes them from here.
+
+Vocabulary: the *checkpoint* is the state S_c that SGLang keeps per mamba slot; a *record* is the rank-1 factor
+(d, k, g) of one token; the *ring* holds the records of the tokens committed since the checkpoint; the *window* is the
+T draft tokens of one verify step; *verify* computes the window's outputs; *commit* moves the cursors over the accepted
+tokens; *fold* adds the ring's history into the checkpoint.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+# Columns of `Cursors.position`, int32 [rows + 1, 2].
+CACHE_BASE, WRITE_POS = 0, 1
+
+# Columns of `Cursors.plan`, int32 [max_batch, PLAN_COLUMNS]: what every layer of one step needs to know of a batch row.
+PLAN_SLOT, PLAN_ROW, PLAN_BASE, PLAN_COUNT, PLAN_FOLD = range(5)
+PLAN_COLUMNS = 8  # one 32-byte sector a batch row
+
+
+@dataclass(frozen=True)
+class RingSpec:
+    """Sizes of one worker's ring.
+
+    Attributes:
+        layers: GDN layers on this worker.
+        rows: request rows, numbered 1..rows; row 0 belongs to padding and graph capture, so buffers have rows + 1.
+        num_k_heads, num_v_heads: H and HV after tensor parallelism; H divides HV.
+        head_k_dim, head_v_dim: K and V.
+        window: W, the number of committed records after which a row folds.
+        max_draft_tokens: T_max, the largest number of draft tokens that a step of this server may verify.
+        activation_dtype: dtype of q, k and v.
+    """
+
+    layers: int
+    rows: int
+    num_k_heads: int
+    num_v_heads: int
+    head_k_dim: int
+    head_v_dim: int
+    window: int
+    max_draft_tokens: int
+    activation_dtype: torch.dtype
+
+    def __post_init__(self) -> None:
+        if self.window < self.max_draft_tokens:
+            raise ValueError(
+                f"ring window W={self.window} is smaller than the largest draft length "
+                f"T_max={self.max_draft_tokens}: a row could never take a window; raise W to at least T_max"
+            )
+        if self.num_v_heads % self.num_k_heads:
+            raise ValueError(f"num_v_heads={self.num_v_heads} is not a multiple of num_k_heads={self.num_k_heads}")
+
+    @property
+    def records(self) -> int:
+        """R, physical records a row: a step's window must not overwrite the history that it still reads."""
+        return self.window + self.max_draft_tokens
+
+    def tensors(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Name -> (shape, dtype) of the ring's buffers; the layouts are those of `Ring`."""
+        lead, r = (self.layers, self.rows + 1), self.records
+        return {
+            "d": ((*lead, self.num_v_heads, r, self.head_v_dim), torch.float32),
+            "k": ((*lead, self.num_k_heads, r, self.head_k_dim), self.activation_dtype),
+            "g": ((*lead, self.num_v_heads, r, 2), torch.float32),
+        }
+
+    @property
+    def bytes_per_row(self) -> int:
+        """Bytes of ring that one request row takes over all layers (row 0 costs the same once more)."""
+        per_record = self.num_v_heads * (self.head_v_dim * 4 + 8)
+        per_record += self.num_k_heads * self.head_k_dim * self.activation_dtype.itemsize
+        return self.layers * self.records * per_record
+
+    @property
+    def cursor_bytes(self) -> int:
+        """Bytes of cursors, step plan and counters of the whole worker."""
+        return (self.rows + 1) * 2 * 4 + (self.rows + 1) * PLAN_COLUMNS * 4 + 8 * len(Cursors.COUNTERS)
+
+    def must_fold(self, write_pos: torch.Tensor) -> torch.Tensor:
+        """The fold rule: a row folds when its ring might not take another window, of the *largest* draft length."""
+        return write_pos + self.max_draft_tokens > self.window
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Ring buffers of all layers, or (see `layer`) of one: the same tensors without the leading axis.
+
+    Attributes:
+        d: fp32 [layers, rows + 1, HV, R, V]. beta (v - S k) of the token, divided by sqrt(|k|^2 + 1e-6), so that
+            d x (raw k) is the rank-1 update of the token.
+        k: activation dtype [layers, rows + 1, H, R, K]. Raw keys: not normalised, hence exact.
+        g: fp32 [layers, rows + 1, HV, R, 2]. Log-decay accumulated since the last fold, the token's own included, as
+            an unevaluated sum high + low.
+    """
+
+    spec: RingSpec
+    d: torch.Tensor
+    k: torch.Tensor
+    g: torch.Tensor
+
+    @classmethod
+    def allocate(cls, spec: RingSpec, device: torch.device | str) -> Ring:
+        """Zero-filled buffers on `device`."""
+        return cls(spec, **{n: torch.zeros(shape, dtype=t, device=device) for n, (shape, t) in spec.tensors().items()})
+
+    def layer(self, index: int) -> Ring:
+        """Views of one layer: d [rows + 1, HV, R, V], k [rows + 1, H, R, K], g [rows + 1, HV, R, 2]."""
+        return Ring(self.spec, self.d[index], self.k[index], self.g[index])
+
+
+@dataclass(frozen=True)
+class Cursors:
+    """Where each request row stands in its ring; shared by all layers and moved once a step, on the device.
+
+    Attributes:
+        position: int32 [rows + 1, 2], columns CACHE_BASE (physical record of the oldest committed token, 0..R-1) and
+            WRITE_POS (committed tokens since the checkpoint, 0..W).
+        plan: int32 [rows + 1, PLAN_COLUMNS], one line a *batch* row, written by `plan_window` at the start of a step:
+            mamba slot (-1: padding), request row, and the base, count and fold decision that every layer uses.
+        counters: int64 [len(COUNTERS)], running totals; see COUNTERS.
+    """
+
+    COUNTERS = ("verify_rows", "folds", "accepted_tokens")
+
+    spec: RingSpec
+    position: torch.Tensor
+    plan: torch.Tensor
+    counters: torch.Tensor
+
+    @classmethod
+    def allocate(cls, spec: RingSpec, device: torch.device | str) -> Cursors:
+        """All rows empty."""
+        return cls(
+            spec,
+            torch.zeros((spec.rows + 1, 2), dtype=torch.int32, device=device),
+            torch.zeros((spec.rows + 1, PLAN_COLUMNS), dtype=torch.int32, device=device),
+            torch.zeros(len(cls.COUNTERS), dtype=torch.int64, device=device),
+        )

@@ -1,0 +1,17 @@
+"""The SGLang side: flags, seams and hooks. Only this package imports SGLang."""
+
+from __future__ import annotations
+
+
+def register() -> None:
+    """Entry point (group `sglang.srt.plugins`): add the flags and the two hooks that switch everything else on.
+
+    Nothing else of SGLang is touched or imported here: without the flag the server stays byte for byte stock.
+    """
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    from sglang_replayssm.plugin import activation, flags
+
+    flags.add_to_server_args()
+    HookRegistry.register(activation.CHECK_ARGS, activation.check_server_args, HookType.AROUND)
+    HookRegistry.register(activation.START_SCHEDULER, activation.configure_scheduler_process, HookType.AROUND)

@@ -1,0 +1,246 @@
+"""The one table of what this package touches in SGLang, and whether the installed SGLang still has it.
+
+A seam is a function of SGLang that is hooked, or that a hook calls or relies on. Its fingerprint is that of its source
+text in the pinned release. On any mismatch the ring refuses as a whole: SGLang keeps working as stock, and using the
+flag is an error that names the seams.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import importlib.util
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+PINNED_SGLANG = "0.5.15.post1"
+
+
+class Status(str, Enum):
+    OK = "ok"
+    DIFFERS = "differs"
+    MISSING = "missing"
+
+
+@dataclass(frozen=True)
+class Seam:
+    """A function or class of SGLang.
+
+    Attributes:
+        module, name: where it is; `module.name` is the dotted path that SGLang's HookRegistry takes.
+        purpose: what this package does there.
+        fingerprint: of its source text in the pinned release, see `fingerprint_of`.
+        hook: dotted path `module:function` of our AROUND hook, or None if the seam is only called or relied on.
+    """
+
+    module: str
+    name: str
+    purpose: str
+    fingerprint: str
+    hook: str | None = None
+
+    @property
+    def target(self) -> str:
+        return f"{self.module}.{self.name}"
+
+
+_ARGS = "sglang.srt.server_args"
+_POOL = "sglang.srt.mem_cache.memory_pool"
+_RUNNER = "sglang.srt.model_executor.model_runner"
+_GDN = "sglang.srt.layers.attention.linear.gdn_backend"
+_HYBRID = "sglang.srt.layers.attention.hybrid_linear_attn_backend"
+_SPEC = "sglang.srt.speculative.spec_utils"
+_SCHEDULER = "sglang.srt.managers.scheduler"
+_OURS = "sglang_replayssm.plugin"
+
+# Hooked when the plugin is loaded, flag or no flag (see plugin/__init__.py).
+ALWAYS = (
+    Seam(
+        _ARGS,
+        "ServerArgs.check_server_args",
+        "refuse contradictions and mismatches before a GPU is touched",
+        "89ed6f8dc5be16e2",
+    ),
+    Seam(_SCHEDULER, "configure_scheduler_process", "switch the ring on in a scheduler process", "7045a1489b29ba74"),
+)
+
+# Hooked in scheduler processes of a server that uses the ring.
+RING = (
+    Seam(
+        f"{_RUNNER}_kv_cache_mixin",
+        "ModelRunnerKVCacheMixin.handle_max_mamba_cache",
+        "reserve the ring's bytes instead of the snapshots'",
+        "b0d755eecc5e20da",
+        f"{_OURS}.memory:handle_max_mamba_cache",
+    ),
+    Seam(
+        _POOL,
+        "MambaPool.__init__",
+        "allocate the ring, never the snapshots",
+        "1b8fee3f1dada7c4",
+        f"{_OURS}.memory:init_mamba_pool",
+    ),
+    Seam(
+        _POOL, "HybridReqToTokenPool.alloc", "note rows given to a request", "9a0a312c3f17eac9", f"{_OURS}.rows:alloc"
+    ),
+    Seam(
+        _RUNNER,
+        "ModelRunner._maybe_execute_deferred_mamba_cow_and_clear",
+        "reset new rows, fold continued ones, before an extend",
+        "529cc5573ea9579e",
+        f"{_OURS}.rows:before_extend",
+    ),
+    Seam(
+        _GDN,
+        "GDNAttnBackend.forward_extend",
+        "verify from the ring",
+        "adaccc4fd4efa2fe",
+        f"{_OURS}.verify:forward_extend",
+    ),
+    Seam(
+        _GDN,
+        "GDNAttnBackend.forward_decode",
+        "refuse a plain decode, which would miss the ring's records",
+        "06542bf28c5574bd",
+        f"{_OURS}.verify:forward_decode",
+    ),
+    Seam(
+        _HYBRID,
+        "HybridLinearAttnBackend.update_mamba_state_after_mtp_verify",
+        "roll back the conv windows only",
+        "46e545774c6e3b08",
+        f"{_OURS}.verify:update_mamba_state_after_mtp_verify",
+    ),
+    Seam(
+        _SPEC,
+        "commit_mamba_states_after_verify",
+        "move the cursors over the accepted tokens",
+        "0cf8cfe0fabca91a",
+        f"{_OURS}.verify:commit_mamba_states_after_verify",
+    ),
+)
+
+# Hooked in scheduler processes of a server that was started with the flag, ring or not.
+REPORT = (
+    Seam(
+        _SCHEDULER,
+        "Scheduler.get_internal_state",
+        "show the ring's state",
+        "06d1ad336abf5f4c",
+        f"{_OURS}.report:internal_state",
+    ),
+)
+
+# Not hooked: what the hooks call, or whose behaviour they build on.
+RELIED_ON = (
+    Seam("sglang.srt.plugins.hook_registry", "HookRegistry", "applies the hooks", "f6f48a4906fc8fa3"),
+    Seam("sglang.srt.plugins", "load_plugins", "runs before arguments are parsed", "87dd7c6fbcc3b8d5"),
+    Seam(
+        "sglang.srt.arg_groups.arg_utils",
+        "add_cli_args_from_dataclass",
+        "makes options of the fields",
+        "723e18fbad2fd920",
+    ),
+    Seam(_ARGS, "ServerArgs.from_cli_args", "carries the fields", "fd08e044b23204e7"),
+    Seam(_ARGS, "ServerArgs.max_speculative_num_draft_tokens", "the largest draft length", "5f18ead4c1e663ee"),
+    Seam(_POOL, "MambaPool.SpeculativeState", "holds state and conv windows", "fcfb3ab7dcd8e0fe"),
+    Seam(_POOL, "MambaPool.State", "holds state and conv windows", "dd5fc3d89249a447"),
+    Seam(_POOL, "conv_window_dedup_enabled", "layout of the conv windows", "42d0aaced49297f1"),
+    Seam(_POOL, "ReqToTokenPool.alloc", "gives rows to requests", "0e1762875732c346"),
+    Seam(f"{_RUNNER}_kv_cache_mixin", "ModelRunnerKVCacheMixin._init_pools", "sizes the pools", "32ce92eab34d0ffa"),
+    Seam(
+        f"{_RUNNER}_kv_cache_mixin",
+        "ModelRunnerKVCacheMixin._calculate_mamba_ratio",
+        "slots per request",
+        "f3e7790263dd6d3a",
+    ),
+    Seam(_HYBRID, "MambaAttnBackendBase._forward_metadata", "slots of a batch, -1 for padding", "af1bc8a00b662d27"),
+    Seam(_HYBRID, "MambaAttnBackendBase._replay_metadata", "slots of a batch, -1 for padding", "29724ef97250ad80"),
+    Seam(
+        "sglang.srt.layers.attention.mamba.causal_conv1d_triton",
+        "causal_conv1d_update",
+        "the conv of a window",
+        "88e4ef4cbdb18ebd",
+    ),
+    Seam(
+        "sglang.srt.layers.attention.mamba.mamba_state_scatter_triton",
+        "fused_conv_window_scatter_with_mask",
+        "rolls the conv windows back",
+        "d06e3e6d2c6f7681",
+    ),
+    Seam(
+        "sglang.srt.speculative.eagle_worker_v2",
+        "EAGLEWorkerV2.verify",
+        "calls the commit after sampling",
+        "8663d29ce7adefad",
+    ),
+)
+
+SEAMS = ALWAYS + REPORT + RING + RELIED_ON
+
+
+def fingerprint_of(source: str, name: str) -> str | None:
+    """First 16 hex digits of the SHA-256 of the source text of `name` (dotted inside the module), decorators included.
+
+    The text, not the syntax tree: the tree's printed form differs between Python versions. None if `name` is absent.
+    """
+    node: ast.AST = ast.parse(source)
+    for part in name.split("."):
+        children = [n for n in ast.iter_child_nodes(node) if getattr(n, "name", None) == part]
+        if not children:
+            return None
+        node = children[-1]
+    first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+    lines = source.splitlines()[first - 1 : node.end_lineno]
+    return hashlib.sha256("\n".join(line.rstrip() for line in lines).encode()).hexdigest()[:16]
+
+
+@functools.cache
+def sglang_root() -> Path | None:
+    """Folder of the installed `sglang` package, found without importing it; None if it is not installed."""
+    spec = importlib.util.find_spec("sglang")
+    return Path(next(iter(spec.submodule_search_locations))) if spec else None
+
+
+@functools.cache
+def _source(module: str) -> str | None:
+    root = sglang_root()
+    if root is None:
+        return None
+    stem = root.joinpath(*module.split(".")[1:])
+    for path in (stem.with_suffix(".py"), stem / "__init__.py"):
+        if path.is_file():
+            return path.read_text(encoding="utf-8")
+    return None
+
+
+def installed_fingerprint(seam: Seam) -> str | None:
+    """Fingerprint of the seam in the installed SGLang, None if it is absent."""
+    source = _source(seam.module)
+    return None if source is None else fingerprint_of(source, seam.name)
+
+
+def status(seam: Seam) -> Status:
+    """Whether the installed SGLang has this seam as the pin has it."""
+    found = installed_fingerprint(seam)
+    if found is None:
+        return Status.MISSING
+    return Status.OK if found == seam.fingerprint else Status.DIFFERS
+
+
+def raise_on_mismatch() -> None:
+    """Refuse an SGLang that is not the pinned one at any seam.
+
+    Raises:
+        RuntimeError: names every seam that differs or is missing, and what to install.
+    """
+    bad = [f"{seam.target} ({status(seam).value})" for seam in SEAMS if status(seam) is not Status.OK]
+    if bad:
+        raise RuntimeError(
+            "--enable-gdn-replayssm-spec cannot be used with this SGLang: "
+            + ", ".join(bad)
+            + f". Install the release it is made for (pip install sglang=={PINNED_SGLANG}), or drop the flag; "
+            "`sglang-replayssm check` prints the whole report."
+        )

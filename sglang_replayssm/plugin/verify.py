@@ -1,0 +1,141 @@
+"""The verify step on SGLang's side: attention layer, conv rollback and commit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sglang_replayssm.kernels import commit, plan_window, verify
+from sglang_replayssm.plugin.pool import ring_of
+
+if TYPE_CHECKING:
+    import torch
+    from sglang.srt.layers.attention.hybrid_linear_attn_backend import HybridLinearAttnBackend
+    from sglang.srt.layers.attention.linear.gdn_backend import GDNAttnBackend
+    from sglang.srt.layers.radix_linear_attention import RadixLinearAttention
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+    from sglang.srt.managers.tp_worker import TpModelWorker
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+
+
+def forward_extend(
+    original,
+    self: GDNAttnBackend,
+    layer: RadixLinearAttention,
+    forward_batch: ForwardBatch,
+    mixed_qkv: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    **kwargs,
+) -> torch.Tensor:
+    """AROUND GDNAttnBackend.forward_extend: a target verify runs from checkpoint and ring.
+
+    Args:
+        mixed_qkv: [N, (2 H K + HV V)], N = batch rows x draft tokens. a, b: [N, HV].
+
+    Returns:
+        [1, N, HV, V] in the dtype of mixed_qkv; zeros for padding rows.
+    """
+    pool = ring_of(self.req_to_token_pool)
+    if pool is None or not forward_batch.forward_mode.is_target_verify():
+        return original(self, layer=layer, forward_batch=forward_batch, mixed_qkv=mixed_qkv, a=a, b=b, **kwargs)
+
+    from sglang.srt.layers.attention.mamba.causal_conv1d_triton import causal_conv1d_update
+
+    tokens, drafts = mixed_qkv.shape[0], forward_batch.spec_info.draft_token_num
+    batch = tokens // drafts
+    if batch == 0:  # a data-parallel rank without rows
+        return mixed_qkv.new_empty(1, 0, layer.num_v_heads, layer.head_v_dim)
+    cache = self.req_to_token_pool.mamba2_layer_cache(layer.layer_id)
+    index = self.req_to_token_pool.mamba_map[layer.layer_id]
+    slots = self.forward_metadata.mamba_cache_indices[:batch]
+    if index == 0:  # once a step, on the stream that the layers run on
+        plan_window(pool.cursors, forward_batch.req_pool_indices[:batch], slots)
+
+    qkv = causal_conv1d_update(
+        mixed_qkv.view(batch, drafts, -1).transpose(1, 2),
+        cache.conv[0],
+        layer.conv_weights,
+        layer.bias,
+        layer.activation,
+        conv_state_indices=slots,
+        intermediate_conv_window=cache.intermediate_conv_window[0],
+        intermediate_state_indices=self.verify_intermediate_state_indices[:batch],
+    )
+    q, k, v = qkv.transpose(1, 2).reshape(tokens, -1).split([layer.q_dim, layer.k_dim, layer.v_dim], dim=-1)
+    out = verify(
+        q.view(tokens, layer.num_q_heads, layer.head_q_dim),
+        k.view(tokens, layer.num_k_heads, layer.head_k_dim),
+        v.view(tokens, layer.num_v_heads, layer.head_v_dim),
+        a,
+        b,
+        layer.A_log,
+        layer.dt_bias,
+        cache.temporal,
+        pool.ring.layer(index),
+        pool.cursors,
+        drafts,
+    )
+    return out.unsqueeze(0)
+
+
+def forward_decode(original, self: GDNAttnBackend, *args, **kwargs) -> torch.Tensor:
+    """AROUND GDNAttnBackend.forward_decode: never reached with speculation in the pin; it would miss pending records.
+
+    Raises:
+        RuntimeError: always, when this server serves from the ring.
+    """
+    if ring_of(self.req_to_token_pool) is None:
+        return original(self, *args, **kwargs)
+    raise RuntimeError(
+        "a plain decode step reached a server that keeps pending records in the ring; it would lose them. "
+        "Start without --enable-gdn-replayssm-spec and report this configuration"
+    )
+
+
+def update_mamba_state_after_mtp_verify(
+    original,
+    self: HybridLinearAttnBackend,
+    last_correct_step_indices: torch.Tensor,
+    mamba_track_indices: torch.Tensor | None,
+    mamba_steps_to_track: torch.Tensor | None,
+    model,
+) -> None:
+    """AROUND HybridLinearAttnBackend.update_mamba_state_after_mtp_verify: the conv state as stock, no state copy.
+
+    Raises:
+        RuntimeError: prefix-cache tracking is on; the ring is not used then (see `support`).
+    """
+    backend = self.linear_attn_backend
+    if ring_of(backend.req_to_token_pool) is None:
+        return original(self, last_correct_step_indices, mamba_track_indices, mamba_steps_to_track, model)
+    if mamba_track_indices is not None:
+        raise RuntimeError("state tracking for the prefix cache reached a server that serves from the ring")
+
+    from sglang.srt.layers.attention.mamba.mamba_state_scatter_triton import fused_conv_window_scatter_with_mask
+
+    cache = backend.req_to_token_pool.get_speculative_mamba2_params_all_layers()
+    fused_conv_window_scatter_with_mask(
+        cache.conv[0],
+        cache.intermediate_conv_window[0],
+        backend.forward_metadata.mamba_cache_indices[: last_correct_step_indices.shape[0]],
+        last_correct_step_indices,
+    )
+
+
+def commit_mamba_states_after_verify(
+    original,
+    target_worker: TpModelWorker,
+    batch: ScheduleBatch,
+    accept_lens: torch.Tensor,
+    accept_index: torch.Tensor,
+    draft_token_num: int,
+) -> None:
+    """AROUND commit_mamba_states_after_verify: after the conv rollback, the cursors pass the accepted tokens.
+
+    Args:
+        accept_lens: int32 [batch], the bonus token included.
+    """
+    original(target_worker, batch, accept_lens, accept_index, draft_token_num)
+    pool = ring_of(target_worker.model_runner.req_to_token_pool)
+    if pool is not None and not batch.forward_mode.is_idle() and accept_index.numel() > 0:
+        commit(pool.cursors, batch.req_pool_indices, accept_lens)
