@@ -20,7 +20,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def check() -> int:
-    """Print versions, GPU, flags, the plugin's entry point and every seam; 1 if anything keeps the ring from working."""
+    """Print versions, GPU, flags, entry point and every seam; 1 if anything keeps the ring from working."""
     problems = []
     print("versions")
     for package in ("sglang-replayssm", "sglang", "torch", "triton"):

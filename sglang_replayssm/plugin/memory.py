@@ -163,7 +163,7 @@ def ring_bytes(pool: RingPool) -> int:
 
 
 def _sliding_view(window: torch.Tensor, drafts: int) -> torch.Tensor:
-    """[layers, rows, drafts, dim, width] over [layers, rows, dim, drafts + width - 1]: step t sees width columns from t."""
+    """[layers, rows, drafts, dim, width] over [layers, rows, dim, columns]: step t sees the columns from t on."""
     return window.unfold(-1, window.shape[-1] - drafts + 1, 1).transpose(2, 3)
 
 
