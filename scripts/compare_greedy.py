@@ -1,0 +1,118 @@
+"""Greedy text with the ring on against off, on the GPU: every first difference must be a near tie.
+
+    python scripts/compare_greedy.py --out results
+
+Stock runs the prompts twice, in one batch and in two halves, which shows how far apart candidates are where stock flips
+against itself. Prints a table of the gaps and writes compare_greedy.json; exit status 1 on a mismatch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import random
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "engine"))
+from engine_harness import NEXTN, Batch, run_engine
+from near_ties import FLIP_FACTOR, first_differences
+
+from sglang_replayssm.tiny import ARCHITECTURES, write_tiny_model
+
+SHAPE = {"head_dim": 128, "hidden_size": 256, "attention_head_dim": 64, "num_layers": 8}
+CANDIDATES = 16
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--architecture", choices=ARCHITECTURES, default="qwen3_next")
+    parser.add_argument("--prompts", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--timeout", type=float, default=280, help="seconds that one engine may take")
+    parser.add_argument("--out", type=Path, default=Path("results"))
+    options = parser.parse_args()
+
+    rng = random.Random(options.seed)
+    prompts = [[rng.randrange(5, 480) for _ in range(rng.randrange(4, 48))] for _ in range(options.prompts)]
+    whole = Batch(prompts, options.tokens, top_logprobs=CANDIDATES)
+    half = len(prompts) // 2
+    halves = [Batch(part, options.tokens, top_logprobs=CANDIDATES) for part in (prompts[:half], prompts[half:])]
+    arguments = NEXTN | {
+        "dtype": "bfloat16",
+        "attention_backend": "triton",
+        "sampling_backend": "pytorch",
+        "grammar_backend": "none",
+        "moe_runner_backend": "triton",
+        "skip_tokenizer_init": True,
+        "mem_fraction_static": 0.3,
+        "max_running_requests": 2 * options.prompts,
+        "cuda_graph_backend_prefill": "disabled",
+        "disable_radix_cache": True,
+        "timeout": options.timeout,
+    }
+    if options.architecture == "qwen3_5":
+        arguments["enable_multimodal"] = False
+
+    with tempfile.TemporaryDirectory(prefix="tiny-model-") as directory:
+        write_tiny_model(directory, options.architecture, dtype="bfloat16", **SHAPE)
+        off = run_engine(directory, [whole, *halves, whole], **arguments)
+        on = run_engine(directory, [whole], enable_gdn_replayssm_spec=True, **arguments)
+
+    stock, split, again, ring = off.batches[0], off.batches[1] + off.batches[2], off.batches[3], on.batches[0]
+    stock_flips = first_differences(stock, split)
+    largest = max((d.gap for d in stock_flips), default=0.0)
+    differences = first_differences(stock, ring)
+    mismatches = [d for d in differences if not d.is_near_tie(largest)]
+    result = {
+        "date": datetime.date.today().isoformat(),
+        "command": " ".join(["python", *sys.argv]),
+        "prompts": options.prompts,
+        "tokens": options.tokens,
+        "ring": on.replayssm,
+        "acceptance_length": {"off": _acceptance(stock), "on": _acceptance(ring)},
+        "stock_equals_itself_in_one_batch": sum(a.tokens == b.tokens for a, b in zip(stock, again, strict=True)),
+        "stock_flips": [asdict(d) for d in stock_flips],
+        "ring_differences": [asdict(d) for d in differences],
+        "mismatches": len(mismatches),
+    }
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "compare_greedy.json").write_text(json.dumps(result, indent=1))
+    _print(result, largest)
+    if not (on.replayssm or {}).get("active"):
+        print(f"the ring was not active: {on.replayssm}")
+        return 1
+    return 1 if mismatches else 0
+
+
+def _acceptance(outputs) -> float:
+    return sum(len(o.tokens) - 1 for o in outputs) / max(1, sum(o.verify_steps for o in outputs))
+
+
+def _print(result: dict, largest: float) -> None:
+    table = Table(title=f"first differences, {result['prompts']} prompts x {result['tokens']} tokens, greedy")
+    for column in ("comparison", "equal", "differ", "largest gap", "median gap", "mismatches"):
+        table.add_column(column, justify="right")
+    for name, key, mismatches in (
+        ("stock, other batches", "stock_flips", "-"),
+        ("ring against stock", "ring_differences", str(result["mismatches"])),
+    ):
+        gaps = sorted(d["gap"] for d in result[key])
+        middle = f"{gaps[len(gaps) // 2]:.4f}" if gaps else "-"
+        top = f"{gaps[-1]:.4f}" if gaps else "-"
+        table.add_row(name, str(result["prompts"] - len(gaps)), str(len(gaps)), top, middle, mismatches)
+    Console().print(table)
+    print(f"bound: {FLIP_FACTOR:g} x {largest:.4f} or 2 bf16 ulps of the top logit")
+    print(f"stock equals itself in one fixed batch: {result['stock_equals_itself_in_one_batch']}/{result['prompts']}")
+    print(f"acceptance length: {result['acceptance_length']}, ring: {result['ring']}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,5 @@
+"""Fold: add the ring's history to the checkpoint, S_c <- S_n."""
+
+from .triton import fold
+
+__all__ = ["fold"]

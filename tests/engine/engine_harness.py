@@ -1,0 +1,210 @@
+"""Starts the real `sglang.Engine` in a fresh process, generates greedily, and brings back what it said.
+
+    result = run_engine(model_path, [Batch(prompts=[[1, 2, 3]], max_new_tokens=8)], enable_gdn_replayssm_spec=True)
+    result.batches[0][0].tokens
+
+A fresh process, because SGLang's plugins patch modules for good and are loaded once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+NEXTN = {
+    "speculative_algorithm": "NEXTN",
+    "speculative_num_steps": 3,
+    "speculative_eagle_topk": 1,
+    "speculative_num_draft_tokens": 4,
+}
+LOG_TAIL = 8000
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Prompts sent together; `max_new_tokens` is one number for all or one per prompt.
+
+    `top_logprobs` asks for that many candidates at each position.
+    """
+
+    prompts: Sequence[Sequence[int]]
+    max_new_tokens: int | Sequence[int] = 16
+    top_logprobs: int = 0
+
+    def lengths(self) -> list[int]:
+        if isinstance(self.max_new_tokens, int):
+            return [self.max_new_tokens] * len(self.prompts)
+        return list(self.max_new_tokens)
+
+
+@dataclass(frozen=True)
+class Output:
+    """One prompt's answer. `verify_steps` is 0 without speculation; the histogram counts steps by accepted drafts.
+
+    `candidates` holds (log-probability, token) of the best tokens at each position, if the batch asked for them.
+    """
+
+    tokens: list[int]
+    finish_reason: str | None
+    verify_steps: int = 0
+    histogram: list[int] = field(default_factory=list)
+    candidates: list[list[tuple[float, int]]] = field(default_factory=list)
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens a verify step, its bonus token included; the first token comes from the prefill."""
+        return (len(self.tokens) - 1) / self.verify_steps if self.verify_steps else 1.0
+
+
+@dataclass(frozen=True)
+class EngineResult:
+    """Outputs by batch, the plugin's own report (None without the plugin), and the engine's log."""
+
+    batches: list[list[Output]]
+    replayssm: dict[str, Any] | None
+    log: str
+
+    def tokens(self) -> list[list[list[int]]]:
+        return [[output.tokens for output in batch] for batch in self.batches]
+
+    def histogram(self) -> list[int]:
+        """All requests' histograms added up."""
+        rows = [output.histogram for batch in self.batches for output in batch]
+        width = max(map(len, rows), default=0)
+        return [sum(row[i] for row in rows if i < len(row)) for i in range(width)]
+
+
+class EngineFailure(RuntimeError):
+    """The engine did not start, crashed or took too long; the message ends with its log."""
+
+
+def run_engine(
+    model_path: str | Path,
+    batches: Sequence[Batch],
+    *,
+    env: dict[str, str] | None = None,
+    timeout: float = 300,
+    on_progress: Callable[[str], None] | None = None,
+    **arguments: Any,
+) -> EngineResult:
+    """Run the batches one after the other in one engine.
+
+    Args:
+        model_path: directory of the model.
+        batches: what to generate.
+        env: changes to this process's environment.
+        timeout: seconds for the whole run, start included.
+        on_progress: called with "started", then "batch 1", "batch 2", ... as they finish.
+        arguments: keyword arguments of `sglang.Engine`.
+
+    Raises:
+        EngineFailure: with the tail of the log.
+    """
+    with tempfile.TemporaryDirectory(prefix="engine-") as scratch:
+        directory = Path(scratch)
+        job = {
+            "arguments": {"model_path": str(model_path), "log_level": "info", **arguments},
+            "batches": [
+                {"prompts": [list(p) for p in b.prompts], "lengths": b.lengths(), "top_logprobs": b.top_logprobs}
+                for b in batches
+            ],
+        }
+        (directory / "job.json").write_text(json.dumps(job))
+        code = _run_child(directory, {**os.environ, **(env or {})}, timeout, on_progress)
+        log = (directory / "log").read_text(errors="replace")
+        result_file = directory / "result.json"
+        if not result_file.exists():
+            reason = f"ran longer than {timeout:.0f} s" if code is None else f"exited with status {code}"
+            raise EngineFailure(f"the engine {reason}\n--- end of its log ---\n{log[-LOG_TAIL:]}")
+        result = json.loads(result_file.read_text())
+    outputs = [[Output(**output) for output in batch] for batch in result["batches"]]
+    return EngineResult(outputs, result["replayssm"], log)
+
+
+def _run_child(directory: Path, env: dict[str, str], timeout: float, on_progress) -> int | None:
+    """Run this file as a script; its exit status, or None if it had to be killed."""
+    with open(directory / "log", "wb") as log:
+        child = subprocess.Popen(
+            [sys.executable, "-u", __file__, str(directory)],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # the engine's own children share the group, so that none outlives the test
+        )
+        try:
+            return _wait(child, directory / "progress", timeout, on_progress)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+
+
+def _wait(child: subprocess.Popen, progress: Path, timeout: float, on_progress) -> int:
+    if on_progress is None:
+        return child.wait(timeout)
+    reported = 0
+    tick = 0.2
+    for _ in range(int(timeout / tick)):
+        try:
+            return child.wait(tick)
+        except subprocess.TimeoutExpired:
+            steps = progress.read_text().splitlines() if progress.exists() else []
+            for step in steps[reported:]:
+                on_progress(step)
+            reported = len(steps)
+    raise subprocess.TimeoutExpired(child.args, timeout)
+
+
+def _serve(directory: Path) -> None:
+    """The child: one engine, all batches, one JSON file."""
+    import sglang
+
+    job = json.loads((directory / "job.json").read_text())
+    progress = open(directory / "progress", "a", buffering=1)  # noqa: SIM115
+    engine = sglang.Engine(**job["arguments"])
+    try:
+        print("started", file=progress)
+        batches = []
+        for number, batch in enumerate(job["batches"], start=1):
+            sampling = [{"temperature": 0, "max_new_tokens": n, "ignore_eos": True} for n in batch["lengths"]]
+            logprobs = {"return_logprob": True, "top_logprobs_num": k} if (k := batch["top_logprobs"]) else {}
+            answers = engine.generate(input_ids=batch["prompts"], sampling_params=sampling, **logprobs)
+            batches.append([asdict(_output(answer)) for answer in answers])
+            print(f"batch {number}", file=progress)
+        states = engine.get_server_info().get("internal_states") or [{}]
+        result = {"batches": batches, "replayssm": states[0].get("gdn_replayssm")}
+        partial = directory / "result.partial"
+        partial.write_text(json.dumps(result))
+        partial.rename(directory / "result.json")
+    finally:
+        engine.shutdown()
+
+
+def _output(answer: dict[str, Any]) -> Output:
+    meta = answer["meta_info"]
+    reason = meta.get("finish_reason")
+    return Output(
+        tokens=list(answer["output_ids"]),
+        finish_reason=reason.get("type") if isinstance(reason, dict) else reason,
+        verify_steps=meta.get("spec_verify_ct", 0),
+        histogram=list(meta.get("spec_correct_drafts_histogram") or []),
+        candidates=[
+            [(logprob, token) for logprob, token, *_ in position] for position in meta.get("output_top_logprobs") or []
+        ],
+    )
+
+
+if __name__ == "__main__":
+    _serve(Path(sys.argv[1]))

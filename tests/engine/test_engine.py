@@ -1,0 +1,64 @@
+"""The real engine on the tiny models: with ReplaySSM on, it must say exactly what it says with it off.
+
+Everything is fp32, where rounding differences (other batch compositions, the fold's other order of summation) stay far
+below the gaps between logits, so greedy tokens must be equal.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("sglang_cpusim", reason="needs tests/cpusim installed (make setup)")
+
+from scenarios import CROWD, ONE_TOKEN_LAST_CHUNK
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+
+@pytest.mark.scenarios("next-plain", "next-stock")
+def test_speculation_does_not_change_the_text(runs):
+    assert runs["next-stock"].tokens() == runs["next-plain"].tokens()
+
+
+@pytest.mark.scenarios("next-stock", "3.5-stock-overlap")
+@pytest.mark.parametrize("name", ["next-stock", "3.5-stock-overlap"])
+def test_the_tiny_model_is_lively(runs, name):
+    """Without mixed acceptance and varied text, the comparisons below would prove little."""
+    stock = runs[name]
+    assert all(count > 0 for count in stock.histogram()[:3]), stock.histogram()
+    assert len(set(stock.batches[0][0].tokens)) > 6
+
+
+@pytest.mark.scenarios("next-stock", "next-replay-overlap", "3.5-stock-overlap", "3.5-replay")
+@pytest.mark.parametrize(
+    ("replay", "stock"), [("next-replay-overlap", "next-stock"), ("3.5-replay", "3.5-stock-overlap")]
+)
+class TestReplayEqualsStock:
+    def test_tokens(self, runs, replay, stock):
+        """Row and slot reuse, requests shorter than a window, a one-token last chunk, overlap on against off."""
+        assert runs[replay].tokens() == runs[stock].tokens()
+
+    def test_lengths(self, runs, replay, stock):
+        for batch, outputs in zip((CROWD, ONE_TOKEN_LAST_CHUNK), runs[replay].batches, strict=True):
+            assert [len(output.tokens) for output in outputs] == batch.lengths()
+
+    def test_acceptance(self, runs, replay, stock):
+        """Equal states accept the same drafts, so even the number of steps is the same."""
+        assert runs[replay].histogram() == runs[stock].histogram()
+
+    def test_it_was_on_and_folded(self, runs, replay, stock):
+        """Equality is worth nothing if the server fell back to stock."""
+        report = runs[replay].replayssm
+        assert report is not None, "the engine reports no gdn_replayssm state"
+        assert report["active"], report["reasons"]
+        assert report["folds"] > 0
+        assert report["ring_bytes_per_request"] < report["stock_scratch_bytes_per_request"]
+        assert runs[stock].replayssm is None or not runs[stock].replayssm["active"]
+
+
+@pytest.mark.scenarios("next-stock", "next-broken-commit")
+def test_a_broken_commit_is_noticed(runs):
+    """The same comparison fails when the commit does nothing, so it has teeth."""
+    expected = runs["next-stock"].batches[0][0].tokens
+    broken = runs["next-broken-commit"].batches[0][0].tokens
+    assert broken != expected[: len(broken)]

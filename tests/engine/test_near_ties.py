@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from engine_harness import Output
+from near_ties import Difference, first_differences
+
+
+def run(tokens, candidates=()):
+    return Output(tokens=tokens, finish_reason="length", candidates=list(candidates))
+
+
+def test_equal_runs_have_no_difference():
+    assert first_differences([run([1, 2])], [run([1, 2])]) == []
+
+
+def test_the_gap_is_taken_at_the_first_difference():
+    # Logits 4.0, 3.96875 and 3.5 in bf16: steps of 2^-5 and more.
+    candidates = [[(-0.1, 1)], [(-0.5, 2), (-0.53125, 7), (-1.0, 9)], [(-9.0, 3)]]
+    (found,) = first_differences([run([1, 2, 3], candidates)], [run([1, 7, 8])])
+    assert (found.prompt, found.position) == (0, 1)
+    assert found.gap == pytest.approx(0.03125) and found.ulp == pytest.approx(0.03125)
+    assert found.is_near_tie(largest_stock_gap=0.0)
+
+
+def test_a_token_that_was_no_candidate_is_a_mismatch():
+    (found,) = first_differences([run([1], [[(-0.5, 1), (-0.75, 2)]])], [run([3])])
+    assert math.isinf(found.gap) and not found.is_near_tie(largest_stock_gap=100.0)
+
+
+def test_a_clear_difference_is_a_mismatch_unless_stock_does_the_same():
+    difference = Difference(prompt=0, position=3, gap=0.5, ulp=0.0625)
+    assert not difference.is_near_tie(largest_stock_gap=0.1)
+    assert difference.is_near_tie(largest_stock_gap=0.125)
+
+
+def test_runs_of_different_length_are_an_error():
+    with pytest.raises(ValueError, match="prompt 0"):
+        first_differences([run([1, 2])], [run([1])])
