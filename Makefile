@@ -2,6 +2,8 @@
 VENV ?= .venv
 PYTHON := $(VENV)/bin/python
 export VENV
+# The engine tests form one group and mostly wait for their engines, while another worker runs the kernels.
+PARALLEL ?= -n logical --maxprocesses 8 --dist loadgroup
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test test-gpu lint format demo
@@ -13,7 +15,7 @@ setup: ## make the environment (quick when it is up to date)
 	@scripts/setup_env.sh
 
 test: setup ## every test that needs no GPU, the real engine on the CPU included
-	$(PYTHON) -m pytest -m "not gpu"
+	$(PYTHON) -m pytest -m "not gpu" $(PARALLEL)
 
 test-gpu: setup ## the tests that need an NVIDIA GPU
 	$(PYTHON) -m pytest -m gpu

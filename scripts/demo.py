@@ -44,7 +44,7 @@ NOT_AVAILABLE = "n/a"
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--architecture", choices=ARCHITECTURES, default="qwen3_next")
-    parser.add_argument("--tokens", type=int, default=32, help="tokens to generate for each prompt (default: 32)")
+    parser.add_argument("--tokens", type=int, default=24, help="tokens to generate for each prompt (default: 24)")
     parser.add_argument("--fold", default="fp32", help="fold policy: fp32, exact, every-commit, bf16 (default: fp32)")
     parser.add_argument("--timeout", type=float, default=900, help="seconds an engine may take (default: 900)")
     options = parser.parse_args()
@@ -160,7 +160,7 @@ def verdict(stock: Output, replay: Output) -> str:
     return f"[red]differ from token {position}[/red]"
 
 
-def shorten(tokens: list[int], limit: int = 10) -> str:
+def shorten(tokens: list[int], limit: int = 6) -> str:
     return " ".join(map(str, tokens[:limit])) + (" …" if len(tokens) > limit else "")
 
 

@@ -63,7 +63,7 @@ FLASHINFER = (
         "flashinfer",
         ("flashinfer/gdn_decode.py", "flashinfer/gdn_kernels/[!_]*.py", "!flashinfer/gdn_kernels/*/*"),
     ),
-    Peer("apache-tvm-ffi>=0.1.6,<0.2", "tvm", ("tvm_ffi/*", "!*/include/*", "!*/3rdparty/*")),
+    Peer("apache-tvm-ffi>=0.1.6,<0.2", "cutlass", ("tvm_ffi/*", "!*/include/*", "!*/3rdparty/*")),
     Peer(f"nvidia-cutlass-dsl-libs-core=={CUTLASS}", "cutlass", ("nvidia_cutlass_dsl/*",)),
     Peer(f"nvidia-cutlass-dsl-libs-base=={CUTLASS}", "cutlass", ("nvidia_cutlass_dsl/*", "!*/iket/*")),
     Peer(f"nvidia-cutlass-dsl-libs-cu13=={CUTLASS}", "cutlass", ("nvidia_cutlass_dsl/*", "!*/stubs/*")),
@@ -116,17 +116,16 @@ def fetch(peer: Peer, python: str, target: Path) -> int:
 
 
 def pack(folder: Path) -> None:
-    """Replace the contents of `folder` by one xz archive: native libraries pack to a quarter."""
-    archive = folder / f"{folder.name}.tar.xz"
-    names = [entry.name for entry in folder.iterdir() if entry != archive]
+    """Replace every directory of `folder` by an xz archive: native libraries pack to a quarter."""
     for library in folder.rglob("*.so"):
         if shutil.which("strip"):
             subprocess.run(["strip", "--strip-unneeded", str(library)], capture_output=True)
-    environment = os.environ | {"XZ_OPT": "-9e"}
-    subprocess.run(["tar", "-cJf", str(archive), "-C", str(folder), *names], check=True, env=environment)
-    for name in names:
-        shutil.rmtree(folder / name)
-    print(f"{archive.name}: {archive.stat().st_size / 2**20:.1f} MiB")
+    environment = os.environ | {"XZ_OPT": "-9e -T0"}
+    for directory in [entry for entry in folder.iterdir() if entry.is_dir()]:
+        archive = folder / f"{directory.name}.tar.xz"
+        subprocess.run(["tar", "-cJf", str(archive), "-C", str(folder), directory.name], check=True, env=environment)
+        shutil.rmtree(directory)
+        print(f"{archive.name}: {archive.stat().st_size / 2**20:.1f} MiB", flush=True)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -84,16 +84,17 @@ def load_sglang(version: str, path: str) -> ModuleType:
 
 
 def _cutlass_on_path() -> None:
-    """Unpack the archive of the CUTLASS DSL once a machine, and make it importable."""
-    archive = PEERS / "cutlass" / "cutlass.tar.xz"
-    if not archive.exists() or importlib.util.find_spec("cutlass"):
+    """Unpack the archives of the CUTLASS DSL once a machine, and make it importable."""
+    archives = sorted((PEERS / "cutlass").glob("*.tar.xz"))
+    if not archives or importlib.util.find_spec("cutlass"):
         return
-    sys.path.append(str(PEERS / "tvm"))
-    place = Path(tempfile.gettempdir()) / f"replayssm-cutlass-{archive.stat().st_size}"
+    size = sum(archive.stat().st_size for archive in archives)
+    place = Path(tempfile.gettempdir()) / f"replayssm-cutlass-{size}"
     if not place.exists():
         partial = place.with_name(f"{place.name}-{os.getpid()}")
-        with tarfile.open(archive) as tar:
-            tar.extractall(partial, filter="data")
+        for archive in archives:
+            with tarfile.open(archive) as tar:
+                tar.extractall(partial, filter="data")
         partial.rename(place)
     sys.path += [str(place), str(place / "nvidia_cutlass_dsl" / "dsl_packages")]
     importlib.invalidate_caches()

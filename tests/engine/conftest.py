@@ -6,9 +6,13 @@ the background, two at a time, from the first test on.
 
 from __future__ import annotations
 
+import sys
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # for either of pytest's import modes
 from engine_harness import EngineResult
 from scenarios import SCENARIOS, run_scenario
 

@@ -12,7 +12,8 @@ pytest.importorskip("sglang_cpusim", reason="needs tests/cpusim installed (make 
 
 from scenarios import CROWD, ONE_TOKEN_LAST_CHUNK
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+# One xdist group: the runs are shared by the tests of one worker.
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900), pytest.mark.xdist_group("engine")]
 
 
 @pytest.mark.scenarios("next-plain", "next-stock")
@@ -59,6 +60,10 @@ class TestReplayEqualsStock:
 @pytest.mark.scenarios("next-stock", "next-broken-commit")
 def test_a_broken_commit_is_noticed(runs):
     """The same comparison fails when the commit does nothing, so it has teeth."""
+    broken = runs["next-broken-commit"]
+    assert broken.replayssm["active"], broken.replayssm["reasons"]
+    assert broken.replayssm["accepted_tokens"] == 0, "the commit was not broken"
     expected = runs["next-stock"].batches[0][0].tokens
-    broken = runs["next-broken-commit"].batches[0][0].tokens
-    assert broken != expected[: len(broken)]
+    tokens = broken.batches[0][0].tokens
+    assert tokens[0] == expected[0], "the prefill has nothing to do with commits"
+    assert tokens != expected[: len(tokens)]

@@ -9,6 +9,7 @@ import sys
 import threading
 from pathlib import Path
 
+import psutil
 import pytest
 from aiohttp import web
 
@@ -84,6 +85,20 @@ def test_failed_start_shows_the_log(tmp_path, monkeypatch):
         Server(Launch(tmp_path, False, 8), tmp_path / "log", timeout=20),
     ):
         pass
+
+
+def test_stop_ends_the_children_too(tmp_path, monkeypatch):
+    program = """
+import http.server, subprocess, sys
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
+http.server.BaseHTTPRequestHandler.do_GET = lambda self: (self.send_response(200), self.end_headers())
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), http.server.BaseHTTPRequestHandler).serve_forever()
+"""
+    monkeypatch.setattr(Launch, "command", lambda self, port: [sys.executable, "-c", program, str(port)])
+    with Server(Launch(tmp_path, False, 8), tmp_path / "log", timeout=20) as server:
+        family = psutil.Process(server.process.pid).children(recursive=True)
+        assert family
+    assert not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in family)
 
 
 @pytest.fixture

@@ -13,6 +13,8 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 FLAG = "--enable-gdn-replayssm-spec"
 
 
@@ -119,24 +121,39 @@ class Server:
 
     def stop(self) -> None:
         """SIGTERM to the group that this object started, SIGKILL if it stays; then wait until it is gone."""
+        members = _family(self.process.pid)
         for kind, patience in ((signal.SIGTERM, 15), (signal.SIGKILL, 15)):
             try:
                 os.killpg(self.process.pid, kind)
             except ProcessLookupError:
                 break
-            if _gone(self.process, patience):
+            if self._gone(members, patience):
                 break
         self._log.close()
 
+    def _gone(self, members: list[psutil.Process], patience: float) -> bool:
+        """Whether all of `members` end within `patience` seconds."""
+        deadline = time.monotonic() + patience
+        while time.monotonic() < deadline:
+            self.process.poll()
+            if not any(map(_alive, members)):
+                return True
+            time.sleep(0.2)
+        return False
 
-def _gone(process: subprocess.Popen, patience: float) -> bool:
-    """Whether the whole group ends within `patience` seconds."""
-    deadline = time.monotonic() + patience
-    while time.monotonic() < deadline:
-        process.poll()
-        try:
-            os.killpg(process.pid, 0)
-        except ProcessLookupError:
-            return True
-        time.sleep(0.2)
-    return False
+
+def _family(pid: int) -> list[psutil.Process]:
+    """The process and all that it started."""
+    try:
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _alive(process: psutil.Process) -> bool:
+    """Running; one that ended but was not collected by its parent holds no memory and does not count."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

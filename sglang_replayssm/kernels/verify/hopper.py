@@ -514,6 +514,8 @@ def _verify_hopper(
         tiles += (gl.allocate_shared_memory(gl.float32, [ROWS, DIM], _tile_memory()),)
         arrived += (gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout()),)
         mbarrier.init(arrived[i], count=1)
+    issued = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(issued, count=1)
 
     if slot < 0:  # padding: nothing but zeros in its outputs
         for t in gl.static_range(T):
@@ -540,7 +542,9 @@ def _verify_hopper(
         raw, values, a_t, b_t = _load_window(
             q, k, v, a, b, rows, q_stride, k_stride, v_stride, a_stride, b_stride, T, P, X, TOKEN
         )
-    gl.thread_barrier()  # keeps the compiler from waiting for one load before it issues the next
+    # Everything is on its way. This wait is over at once, but the compiler does not schedule across it: it would wait
+    # for one load before it issues the next, and start the copy engine last of all.
+    mbarrier.wait(issued, 1)
 
     token = gl.arange(0, P, layout=TOKEN)
     g = -gl.exp(A_log_hv.to(gl.float32)) * softplus(a_t.to(gl.float32) + dt_bias_hv.to(gl.float32))

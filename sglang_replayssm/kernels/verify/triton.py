@@ -42,7 +42,7 @@ from ..primitives import (
     two_sum,
     wrap,
 )
-from ..ring import Cursors, Ring
+from ..ring import Cursors, Ring, RingSpec
 
 MAX_DRAFT_TOKENS = 16
 
@@ -65,16 +65,24 @@ class Config(NamedTuple):
     max_registers: int | None
 
 
-def choose_config(batch: int, num_v_heads: int, head_k_dim: int, head_v_dim: int) -> Config:
-    """The cut for one launch (tuned on an H200 at K = V = 128)."""
+def choose_config(batch: int, spec: RingSpec, draft_tokens: int) -> Config:
+    """The cut for one launch: timed on an H200 for K = V = 128, T = 4, W = 16; elsewhere the one that spills least
+    (scripts/compile_offline.py)."""
+    K, V = spec.head_k_dim, spec.head_v_dim
     if INTERPRETED:  # a program costs the interpreter ~50 ms, whatever its size
-        return Config(head_v_dim, tiles=1, stages=1, warps=1, max_registers=None)
-    block_v = min(head_v_dim, max(16, 4096 // head_k_dim))
-    tiles = head_v_dim // block_v
+        return Config(V, tiles=1, stages=1, warps=1, max_registers=None)
+    if spec.activation_dtype == torch.float32:  # no tensor cores: registers hold whole rows of the dots
+        return Config(min(V, 16), tiles=1, stages=1, warps=4, max_registers=None)
+    if draft_tokens > 8:
+        block_v, warps = (min(V, 64), 4) if K <= 64 else (16, 2 if K == 128 else 4)
+    else:
+        block_v, warps = min(V, max(16, 4096 // K)), 2 if K * draft_tokens <= 1024 else 4
+    tiles = V // block_v
     # Small grids: one tile a program, to use the whole device. Large ones: two share a prologue.
     if tiles > 1:
-        tiles = 2 if batch * num_v_heads * tiles >= 1024 else 1
-    return Config(block_v, tiles, stages=2, warps=2, max_registers=168)
+        tiles = 2 if batch * spec.num_v_heads * tiles >= 1024 else 1
+    small = draft_tokens <= 4 and spec.window <= 16 and K <= 128 and spec.activation_dtype == torch.bfloat16
+    return Config(block_v, tiles, stages=2, warps=warps, max_registers=168 if small else None)
 
 
 @triton.jit
@@ -282,7 +290,7 @@ def verify(
         return out
     heads, head_k_dim = q.shape[1:]
     v_heads, head_v_dim = v.shape[1:]
-    config = choose_config(batch, v_heads, head_k_dim, head_v_dim)
+    config = choose_config(batch, ring.spec, draft_tokens)
     grid = (head_v_dim // (config.block_v * config.tiles), v_heads, batch)
     _verify[grid](
         q,
