@@ -2,8 +2,9 @@
 
     python scripts/compare_greedy.py --out results
 
-Stock runs the prompts in one batch, twice, and one prompt at a time, where it takes other matrix kernels: that shows how
-far apart candidates are where stock flips against itself. Prints a table of the gaps and writes compare_greedy.json; exit status 1 on a mismatch.
+Stock runs the prompts in one batch, twice, and one prompt at a time, where it takes other matrix kernels: that shows
+how far apart candidates are where stock flips against itself. Prints a table of the gaps and writes
+compare_greedy.json; exit status 1 on a mismatch.
 """
 
 from __future__ import annotations
@@ -26,7 +27,16 @@ from near_ties import FLIP_FACTOR, first_differences
 
 from sglang_replayssm.tiny import ARCHITECTURES, write_tiny_model
 
-SHAPE = {"head_dim": 128, "hidden_size": 256, "attention_head_dim": 64, "num_layers": 8}
+# Heads and hidden size of Qwen3.5-35B-A3B: matrices large enough that cuBLAS takes other kernels for other batches.
+SHAPE = {
+    "head_dim": 128,
+    "num_k_heads": 16,
+    "num_v_heads": 32,
+    "hidden_size": 2048,
+    "attention_head_dim": 128,
+    "num_attention_heads": 16,
+    "num_layers": 8,
+}
 CANDIDATES = 16
 
 

@@ -3,13 +3,13 @@
 One step of the host is `plan_window` once, `verify` once a layer, and `commit` once after sampling. `reset` empties
 the ring of a row given to a new request; `fold` brings checkpoints up to date before anything else reads them.
 
-Every kernel lives in a folder: `naive.py`, plain PyTorch to be read and tested against, and `triton.py`, the
-portable kernel that is exported here. This package knows nothing of SGLang.
+Every kernel lives in a folder: `naive.py`, plain PyTorch to be read and tested against, and `triton.py`, the portable
+kernel; `verify` has a third, `hopper.py`, and chooses. This package knows nothing of SGLang.
 """
 
 from .cursors import commit, plan_window, reset
 from .fold import fold
 from .ring import Cursors, Ring, RingSpec
-from .verify import verify
+from .verify import kernel_name, verify
 
-__all__ = ["Cursors", "Ring", "RingSpec", "commit", "fold", "plan_window", "reset", "verify"]
+__all__ = ["Cursors", "Ring", "RingSpec", "commit", "fold", "kernel_name", "plan_window", "reset", "verify"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from sglang_replayssm.kernels import Cursors, Ring
+from sglang_replayssm.kernels import Cursors, Ring, kernel_name
 from sglang_replayssm.plugin.pool import RingPool, ring_spec
 
 if TYPE_CHECKING:
@@ -154,6 +154,7 @@ def init_mamba_pool(
         ring_pool.stock_scratch_bytes_per_row * (spec.rows + 1) / GIB,
         ring_pool.stock_scratch_bytes_per_row / 2**20,
     )
+    logger.info("GDN ReplaySSM verify kernel: %s", kernel_name(spec, spec.max_draft_tokens, ring.d.device))
 
 
 def ring_bytes(pool: RingPool) -> int:

@@ -74,6 +74,7 @@ def forward_extend(
         pool.ring.layer(index),
         pool.cursors,
         drafts,
+        overlap_previous=True,  # that is the conv, which touches neither state nor ring nor plan
     )
     return out.unsqueeze(0)
 

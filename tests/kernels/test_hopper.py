@@ -72,7 +72,7 @@ def test_every_config_equals_portable(config: Config, draft_tokens: int, window:
     for step in range(24):
         T = 1 + (draft_tokens - 1 + step // 3) % draft_tokens
         torch.testing.assert_close(ours.step(T), portable.step(T), rtol=1e-4, atol=1e-5)
-    assert ours.folds > 3
+    assert ours.folds >= 3
     rows = torch.arange(1, ours.spec.rows + 1, device="cuda")
     for buffer in "dkg":
         mine, theirs = getattr(ours.ring, buffer)[:, rows], getattr(portable.ring, buffer)[:, rows]

@@ -12,8 +12,8 @@ and the gated delta rule then runs on the columns of U. What differs is how the 
 * S goes from shared memory to the tensor cores without a single move: a lane's 16-byte loads *are* the operand fragment
   and the accumulator fragment of the fold, once the columns of a chunk of K are renamed (see `_fragment_order`). K is
   summed over, so any order will do as long as both operands use it.
-* S is split without error into three bf16 parts, each part summed apart (the tensor cores truncate when they add), and
-  the products with raw bf16 keys and queries are exact.
+* S is split without error into three bf16 parts, whose products with raw bf16 keys and queries are exact. The leading
+  part is summed apart from the others: the tensor cores truncate when they add.
 * Warps share nothing but the loads' cache lines: each computes the scores it needs, so that a program has few barriers.
 * A fold updates S where it lies in shared memory, and the copy engine writes it back.
 
@@ -231,7 +231,7 @@ def _project(s, x, MMA: gl.constexpr):
     high, rest = split_bf16(gl.convert_layout(s, gl.DotOperandLayout(0, MMA, 2), assert_trivial=True))
     middle, rest = split_bf16(rest)
     low, rest = split_bf16(rest)
-    return mma_v2(high, x, zero) + (mma_v2(middle, x, zero) + mma_v2(low, x, zero))
+    return mma_v2(high, x, zero) + mma_v2(middle, x, mma_v2(low, x, zero))
 
 
 # ----------------------------------------------------------------------------------------------- tuples of registers
@@ -269,12 +269,21 @@ def _stack(tiles, ROWS: gl.constexpr, N: gl.constexpr, TILES: gl.constexpr):
 
 
 @gluon.jit
-def _fetch_state(state, first_row, tiles, arrived, ROWS: gl.constexpr, TILES: gl.constexpr):
+def _fetch_state(state, first_row, wanted, tiles, arrived, ROWS: gl.constexpr, TILES: gl.constexpr):
     """Start the copies of the rows of S from `first_row` on to the tiles, each behind a barrier of its own."""
     for i in gl.static_range(TILES):
-        mbarrier.expect(arrived[i], ROWS * DIM * 4)
+        mbarrier.expect(arrived[i], ROWS * DIM * 4, pred=wanted)
     for i in gl.static_range(TILES):
-        tma.async_copy_global_to_shared(state, [first_row + i * ROWS, 0], arrived[i], tiles[i])
+        tma.async_copy_global_to_shared(state, [first_row + i * ROWS, 0], arrived[i], tiles[i], pred=wanted)
+
+
+@gluon.jit
+def _schedule_boundary(barrier):
+    """A wait that is over at once, since `barrier` is never used, but that the compiler schedules nothing across.
+
+    Left alone it waits for one load before it issues the next, and starts the copy engine last of all.
+    """
+    mbarrier.wait(barrier, 1)
 
 
 @gluon.jit
@@ -514,19 +523,12 @@ def _verify_hopper(
         tiles += (gl.allocate_shared_memory(gl.float32, [ROWS, DIM], _tile_memory()),)
         arrived += (gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout()),)
         mbarrier.init(arrived[i], count=1)
-    issued = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    mbarrier.init(issued, count=1)
-
-    if slot < 0:  # padding: nothing but zeros in its outputs
-        for t in gl.static_range(T):
-            zero = gl.zeros([BLOCK_V], gl.float32, ROW)
-            gl.store(out + t * out_stride + rows, zero.to(gl.bfloat16))
-            if out_fp32 is not None:
-                gl.store(out_fp32 + t * (HV * DIM) + rows, zero)
-        return
+    boundary = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(boundary, count=1)
 
     first_row = slot * slot_rows + hv * DIM + first_v
-    _fetch_state(state, first_row, tiles, arrived, ROWS, TILES)
+    _fetch_state(state, first_row, slot >= 0, tiles, arrived, ROWS, TILES)
+    _schedule_boundary(boundary)
     keys = _load_history_keys(ring_k, base, count, R, HISTORY, num_warps)
     d = _load_history_deltas(ring_d, base, count, R, HISTORY, ROWS, TILES, LEFT)
     j = gl.arange(0, HISTORY, layout=gl.SliceLayout(0, MMA))
@@ -542,9 +544,15 @@ def _verify_hopper(
         raw, values, a_t, b_t = _load_window(
             q, k, v, a, b, rows, q_stride, k_stride, v_stride, a_stride, b_stride, T, P, X, TOKEN
         )
-    # Everything is on its way. This wait is over at once, but the compiler does not schedule across it: it would wait
-    # for one load before it issues the next, and start the copy engine last of all.
-    mbarrier.wait(issued, 1)
+    _schedule_boundary(boundary)
+
+    if slot < 0:  # padding: nothing but zeros in its outputs
+        for t in gl.static_range(T):
+            zero = gl.zeros([BLOCK_V], gl.float32, ROW)
+            gl.store(out + t * out_stride + rows, zero.to(gl.bfloat16))
+            if out_fp32 is not None:
+                gl.store(out_fp32 + t * (HV * DIM) + rows, zero)
+        return
 
     token = gl.arange(0, P, layout=TOKEN)
     g = -gl.exp(A_log_hv.to(gl.float32)) * softplus(a_t.to(gl.float32) + dt_bias_hv.to(gl.float32))
