@@ -2,8 +2,9 @@
 VENV ?= .venv
 PYTHON := $(VENV)/bin/python
 export VENV
-# The engine tests form one group and mostly wait for their engines, while another worker runs the kernels.
-PARALLEL ?= -n logical --maxprocesses 8 --dist loadgroup
+# By file and in order: the engine tests share their runs within one worker, which mostly waits for the engines that it
+# started first, while the others run the kernels.
+PARALLEL ?= -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test test-gpu lint format demo

@@ -12,8 +12,7 @@ pytest.importorskip("sglang_cpusim", reason="needs tests/cpusim installed (make 
 
 from scenarios import CROWD, ONE_TOKEN_LAST_CHUNK
 
-# One xdist group: the runs are shared by the tests of one worker.
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(900), pytest.mark.xdist_group("engine")]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
 
 @pytest.mark.scenarios("next-plain", "next-stock")

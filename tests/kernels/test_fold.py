@@ -24,10 +24,12 @@ def make(dtype: torch.dtype, device: str, layers: int = 2, **sizes) -> tuple[tor
     return state, ring, Cursors.allocate(spec, device)
 
 
-def set_log_decay(ring: Ring, base: int, per_token: float) -> None:
-    """Accumulated log-decays of records base, base + 1, ... as high and low parts."""
+def set_log_decay(ring: Ring, base: int, per_token: float, before: float = 0.0) -> None:
+    """Accumulated log-decays of records base, base + 1, ... as high and low parts.
+
+    `before`: extra log-decay of the first token."""
     records = ring.spec.records
-    total = per_token * torch.arange(1, records + 1, dtype=torch.float64, device=ring.g.device)
+    total = before + per_token * torch.arange(1, records + 1, dtype=torch.float64, device=ring.g.device)
     at = (base + torch.arange(records)) % records
     ring.g[..., at, 0] = total.float()
     ring.g[..., at, 1] = (total - total.float()).float()
@@ -54,11 +56,14 @@ def test_ring_phases(dtype: torch.dtype, base: int, count: int, device: str) -> 
     check(state, ring, cursors, indices(ROW, device=device), indices(SLOT, device=device))
 
 
-@pytest.mark.parametrize("per_token", [0.0, -1e-6, -8.0, -80.0])
-def test_decays(per_token: float, device: str) -> None:
-    """From none to one that underflows: exp(G_i) * exp(-G_j) would be 0 * inf."""
+@pytest.mark.parametrize(
+    ("per_token", "before"), [(0.0, 0.0), (-1e-6, 0.0), (-8.0, 0.0), (-80.0, 0.0), (-0.0123, -60.0)]
+)
+def test_decays(per_token: float, before: float, device: str) -> None:
+    """From none to one that underflows: exp(G_i) * exp(-G_j) would be 0 * inf. After a fast token, the differences of
+    the slow ones are in the low parts."""
     state, ring, cursors = make(torch.bfloat16, device)
-    set_log_decay(ring, 12, per_token)
+    set_log_decay(ring, 12, per_token, before)
     cursors.position[ROW] = indices(12, 10, device=device)
     check(state, ring, cursors, indices(ROW, device=device), indices(SLOT, device=device))
 
@@ -89,7 +94,11 @@ def test_only_live_rows_and_records_count(device: str) -> None:
     assert cursors.position.tolist() == [[4, 3], [4, 0], [7, 0], [4, 3]]
 
 
-@pytest.mark.parametrize("sizes", [{"head_k_dim": 256, "head_v_dim": 16}, {"head_k_dim": 16, "window": 40}], ids=str)
+@pytest.mark.parametrize(
+    "sizes",
+    [{"head_k_dim": 256, "head_v_dim": 16}, {"head_k_dim": 16, "window": 40}, {"num_k_heads": 2, "num_v_heads": 4}],
+    ids=str,
+)
 def test_shapes(sizes: dict, device: str) -> None:
     state, ring, cursors = make(torch.bfloat16, device, layers=1, **sizes)
     cursors.position[ROW] = indices(0, ring.spec.window, device=device)

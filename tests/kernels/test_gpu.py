@@ -89,3 +89,17 @@ def test_trap_16_capture_and_replay() -> None:
     torch.testing.assert_close(graphed.state[:, 1:], eager.state[:, 1:], rtol=0, atol=0)
     assert torch.equal(graphed.cursors.position, eager.cursors.position)
     assert torch.equal(graphed.cursors.counters, eager.cursors.counters) and eager.cursors.counters[1] > 6
+
+
+def test_trap_12_slots_past_2_31_elements(shift: int = 2**31 // 256**2) -> None:
+    """The same requests in low and in high slots: equal, bit for bit, through steps and folds."""
+    case = Case(head_k_dim=256, head_v_dim=256, num_v_heads=1, requests=2)
+    low, high = Lifecycle(case, "cuda"), Lifecycle(case, "cuda")
+    high.state = torch.zeros(1, shift + low.state.shape[1], *low.state.shape[2:], device="cuda")
+    high.state[:, shift:] = low.state
+    high.slots[high.live] += shift
+    for _ in range(8):
+        torch.testing.assert_close(high.step(), low.step(), rtol=0, atol=0)
+    assert low.folds
+    torch.testing.assert_close(high.state[:, shift:], low.state, rtol=0, atol=0)
+    assert not high.state[:, :shift].any()

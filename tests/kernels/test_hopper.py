@@ -23,9 +23,12 @@ def configs() -> list[Config]:
     """Those of the table and the corners of what the kernel takes."""
     table = {config for entries in CONFIGS.values() for _, config in entries}
     corners = {
-        Config(block_v, warps, registers, early)
-        for block_v, warps, registers in ((16, 1, 168), (32, 1, 168), (64, 1, 255), (64, 4, 128), (128, 4, 168))
-        for early in (True, False)
+        Config(16, 1, 168, True),
+        Config(32, 1, 168, False),
+        Config(64, 1, 255, True),
+        Config(64, 4, 128, True),
+        Config(64, 4, 128, False),
+        Config(128, 4, 168, False),
     }
     return sorted(table | corners)
 
@@ -61,23 +64,30 @@ def test_head_groups(heads: tuple[int, int], draft_tokens: int) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("window", [16, 24])
-@pytest.mark.parametrize("draft_tokens", [3, 4, 8])
+@pytest.mark.parametrize("draft_tokens", [4, 8])
 @pytest.mark.parametrize("config", configs(), ids=name)
-def test_every_config_equals_portable(config: Config, draft_tokens: int, window: int) -> None:
-    """Every buffer: outputs, records, checkpoints; what is not written keeps its NaN. Draft lengths change."""
-    this = case(max_draft_tokens=draft_tokens, window=window)
+def test_every_config_equals_portable(config: Config, draft_tokens: int) -> None:
+    """Every buffer: outputs, records, checkpoints; what is not written keeps its NaN."""
+    this = case(max_draft_tokens=draft_tokens)
     ops = SimpleNamespace(**{**vars(TRITON), "verify": partial(verify_hopper, config=config)})
     ours, portable = Lifecycle(this, "cuda", ops), Lifecycle(this, "cuda")
-    for step in range(24):
-        T = 1 + (draft_tokens - 1 + step // 3) % draft_tokens
-        torch.testing.assert_close(ours.step(T), portable.step(T), rtol=1e-4, atol=1e-5)
+    for _ in range(20):
+        torch.testing.assert_close(ours.step(), portable.step(), rtol=1e-4, atol=1e-5)
     assert ours.folds >= 3
     rows = torch.arange(1, ours.spec.rows + 1, device="cuda")
     for buffer in "dkg":
         mine, theirs = getattr(ours.ring, buffer)[:, rows], getattr(portable.ring, buffer)[:, rows]
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5, equal_nan=True)
     torch.testing.assert_close(ours.state, portable.state, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.gpu
+def test_draft_length_changes() -> None:
+    life = Lifecycle(case(max_draft_tokens=8, window=12), "cuda", HOPPER)
+    for T in (1, 2, 8, 4, 3, 8, 5, 1, 6, 7, 2, 8):
+        life.step(T)
+    assert life.folds
+    life.errors().check("mixed")
 
 
 @pytest.mark.gpu
@@ -179,5 +189,5 @@ def test_supports() -> None:
 
 def test_errors() -> None:
     life = Lifecycle(case(dtype=torch.float16))
-    with pytest.raises(ValueError, match="use verify"):
+    with pytest.raises(ValueError, match=r"use triton\.verify"):
         verify_hopper(*life.inputs(4), life.A_log, life.dt_bias, life.state[0], life.ring.layer(0), life.cursors, 4)

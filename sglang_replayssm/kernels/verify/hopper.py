@@ -12,8 +12,8 @@ and the gated delta rule then runs on the columns of U. What differs is how the 
 * S goes from shared memory to the tensor cores without a single move: a lane's 16-byte loads *are* the operand fragment
   and the accumulator fragment of the fold, once the columns of a chunk of K are renamed (see `_fragment_order`). K is
   summed over, so any order will do as long as both operands use it.
-* S is split without error into three bf16 parts, whose products with raw bf16 keys and queries are exact. The leading
-  part is summed apart from the others: the tensor cores truncate when they add.
+* S is split without error into three bf16 parts, each part summed apart (the tensor cores truncate when they add), and
+  the products with raw bf16 keys and queries are exact.
 * Warps share nothing but the loads' cache lines: each computes the scores it needs, so that a program has few barriers.
 * A fold updates S where it lies in shared memory, and the copy engine writes it back.
 
@@ -63,7 +63,7 @@ class Config(NamedTuple):
     """How the work is cut; none of it changes a result.
 
     Attributes:
-        block_v: rows of V a program: 16 per warp, or 32, or 64.
+        block_v: rows of V a program: 16, 32 or 64 a warp.
         warps: warps a program.
         max_registers: registers a thread. Left alone, ptxas takes up to 255 and too few programs fit.
         fold_early: a folding row updates S before it projects it (the write-back overlaps the rest; best for latency),
@@ -76,16 +76,19 @@ class Config(NamedTuple):
     fold_early: bool
 
 
-# P: (largest B HV, cut) in ascending order; the last is for everything beyond. From scripts/tune_verify.py on an H200.
+# (P, padded W): (largest B HV, cut) in ascending order; the last is for everything beyond. None spills a register.
+# From scripts/tune_verify.py on an H200.
 CONFIGS = {
-    4: ((96, Config(32, 2, 168, True)), (2048, Config(64, 2, 168, True)), (None, Config(64, 2, 168, False))),
-    8: ((96, Config(32, 2, 168, True)), (2048, Config(64, 2, 200, True)), (None, Config(64, 2, 200, False))),
+    (4, 16): ((96, Config(32, 2, 168, True)), (None, Config(64, 2, 168, True))),
+    (8, 16): ((96, Config(32, 2, 168, True)), (2048, Config(64, 2, 200, True)), (None, Config(64, 2, 200, False))),
+    (4, 32): ((96, Config(32, 2, 200, True)), (2048, Config(64, 2, 200, True)), (None, Config(64, 2, 200, False))),
+    (8, 32): ((512, Config(32, 2, 200, True)), (None, Config(64, 2, 224, False))),
 }
 
 
-def choose_config(value_heads: int, draft_tokens: int) -> Config:
+def choose_config(value_heads: int, draft_tokens: int, window: int) -> Config:
     """The cut for one launch over `value_heads` = B HV heads."""
-    table = CONFIGS[_padded_tokens(draft_tokens)]
+    table = CONFIGS[_padded_tokens(draft_tokens), _padded_window(window)]
     return next(config for most, config in table if most is None or value_heads <= most)
 
 
@@ -103,6 +106,11 @@ def supports(spec: RingSpec, draft_tokens: int, device_capability: tuple[int, in
 def _padded_tokens(draft_tokens: int) -> int:
     """P: X has 2 P columns, and an MMA has 8 or 16 of them."""
     return 4 if draft_tokens <= 4 else 8
+
+
+def _padded_window(window: int) -> int:
+    """W, padded to what the history's MMAs hold."""
+    return 16 if window <= 16 else 32
 
 
 # ----------------------------------------------------------------------------------------------------------- layouts
@@ -226,12 +234,25 @@ def _memory_order(x):
 
 @gluon.jit
 def _project(s, x, MMA: gl.constexpr):
-    """s x, fp32 [rows, K] in fragment order times bf16 [K, columns], in the accumulator layout."""
-    zero = gl.zeros([s.shape[0], x.shape[1]], gl.float32, MMA)
-    high, rest = split_bf16(gl.convert_layout(s, gl.DotOperandLayout(0, MMA, 2), assert_trivial=True))
-    middle, rest = split_bf16(rest)
-    low, rest = split_bf16(rest)
-    return mma_v2(high, x, zero) + mma_v2(middle, x, mma_v2(low, x, zero))
+    """s x, fp32 [rows, K] in fragment order times bf16 [K, columns], in the accumulator layout.
+
+    32 of K at a time, so that no part of s is in registers for long.
+    """
+    CHUNKS: gl.constexpr = x.shape[0] // 32
+    s = _chunks(gl.convert_layout(s, gl.DotOperandLayout(0, MMA, 2), assert_trivial=True), CHUNKS)
+    x = _chunks(x.permute([1, 0]), CHUNKS)
+    leading = gl.zeros([s[0].shape[0], x[0].shape[0]], gl.float32, MMA)
+    small = leading
+    for i in gl.static_range(CHUNKS):
+        s_i = gl.convert_layout(s[i], gl.DotOperandLayout(0, MMA, 2), assert_trivial=True)
+        x_i = gl.convert_layout(x[i].permute([1, 0]), gl.DotOperandLayout(1, MMA, 2), assert_trivial=True)
+        high, rest = split_bf16(s_i)
+        middle, rest = split_bf16(rest)
+        low, rest = split_bf16(rest)
+        small = mma_v2(low, x_i, small)
+        small = mma_v2(middle, x_i, small)
+        leading = mma_v2(high, x_i, leading)
+    return leading + small
 
 
 # ----------------------------------------------------------------------------------------------- tuples of registers
@@ -245,6 +266,16 @@ def _columns(x, M: gl.constexpr, N: gl.constexpr):
     else:
         first, second = gl.split(x.reshape([M, 2, N // 2]).permute([0, 2, 1]))
         return _columns(first, M, N // 2) + _columns(second, M, N // 2)
+
+
+@gluon.jit
+def _chunks(x, N: gl.constexpr):
+    """[rows, columns] as a tuple of N [rows, columns / N]."""
+    if N == 1:
+        return (x,)
+    else:
+        first, second = gl.split(x.reshape([x.shape[0], 2, x.shape[1] // 2]).permute([0, 2, 1]))
+        return _chunks(first, N // 2) + _chunks(second, N // 2)
 
 
 @gluon.jit
@@ -287,8 +318,23 @@ def _schedule_boundary(barrier):
 
 
 @gluon.jit
-def _load_window(q, k, v, a, b, rows, q_stride, k_stride, v_stride, a_stride, b_stride, T: gl.constexpr,
-                 P: gl.constexpr, X: gl.constexpr, TOKEN: gl.constexpr):
+def _load_window(
+    q,
+    k,
+    v,
+    a,
+    b,
+    rows,
+    q_stride,
+    k_stride,
+    v_stride,
+    a_stride,
+    b_stride,
+    T: gl.constexpr,
+    P: gl.constexpr,
+    X: gl.constexpr,
+    TOKEN: gl.constexpr,
+):
     """Window of one head: raw [k_1 .. k_P, q_1 .. q_P] in layout X, a tuple of T [v], and a and b by token.
 
     Tokens beyond T repeat the last one (a masked dimension of an MMA operand is asking for trouble); nobody reads them.
@@ -730,12 +776,12 @@ def verify_hopper(
     if not supports(ring.spec, draft_tokens, (9, 0)) or state.stride(0) % DIM.value or state.data_ptr() % 16:
         raise ValueError(
             f"verify_hopper takes bf16, K = V = 128, W <= {MAX_WINDOW}, T <= {MAX_DRAFT_TOKENS} and an aligned state "
-            f"of whole rows, found {ring.spec}, T={draft_tokens}, state strides {state.stride()}: use verify"
+            f"of whole rows, found {ring.spec}, T={draft_tokens}, state strides {state.stride()}: use triton.verify"
         )
     if batch == 0:
         return out
     heads, value_heads = q.shape[1], v.shape[1]
-    config = config or choose_config(batch * value_heads, draft_tokens)
+    config = config or choose_config(batch * value_heads, draft_tokens, ring.spec.window)
     slot_rows = state.stride(0) // DIM.value
     _verify_hopper[(DIM.value // config.block_v, value_heads, batch)](
         q,
@@ -757,7 +803,7 @@ def verify_hopper(
         H=heads,
         HV=value_heads,
         R=ring.spec.records,
-        HISTORY=16 if ring.spec.window <= 16 else 32,
+        HISTORY=_padded_window(ring.spec.window),
         COLUMNS=2 * _padded_tokens(draft_tokens),
         BLOCK_V=config.block_v,
         FOLD_EARLY=config.fold_early,

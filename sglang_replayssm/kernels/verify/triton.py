@@ -366,4 +366,6 @@ def _checked_batch(q, k, v, a, b, A_log, dt_bias, state, ring, cursors, draft_to
             )
         if dtype is not None and tensor.dtype != dtype:
             raise ValueError(f"verify takes {name} as {dtype}, found {tensor.dtype}")
+    if out_fp32 is not None and not out_fp32.is_contiguous():
+        raise ValueError(f"verify takes a contiguous out_fp32, found strides {out_fp32.stride()}")
     return tokens // draft_tokens
