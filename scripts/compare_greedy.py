@@ -15,6 +15,7 @@ import json
 import random
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
@@ -25,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "engin
 from engine_harness import NEXTN, Batch, run_engine
 from near_ties import FLIP_FACTOR, first_differences
 
-from sglang_replayssm.tiny import ARCHITECTURES, write_tiny_model
+from sglang_replayssm.tiny import ARCHITECTURES, ZERO_LOGIT_TOKEN, write_tiny_model
 
 # Heads and hidden size of Qwen3.5-35B-A3B: matrices large enough that cuBLAS takes other kernels for other batches.
 SHAPE = {
@@ -52,7 +53,7 @@ def main() -> int:
 
     rng = random.Random(options.seed)
     prompts = [[rng.randrange(5, 480) for _ in range(rng.randrange(4, 48))] for _ in range(options.prompts)]
-    whole = Batch(prompts, options.tokens, top_logprobs=CANDIDATES)
+    whole = Batch(prompts, options.tokens, top_logprobs=CANDIDATES, probe=ZERO_LOGIT_TOKEN)
     singles = [Batch([prompt], options.tokens) for prompt in prompts]
     arguments = NEXTN | {
         "dtype": "bfloat16",
@@ -72,8 +73,10 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory(prefix="tiny-model-") as directory:
         write_tiny_model(directory, options.architecture, dtype="bfloat16", **SHAPE)
-        off = run_engine(directory, [whole, whole, *singles], **arguments)
-        on = run_engine(directory, [whole], enable_gdn_replayssm_spec=True, **arguments)
+        with ThreadPoolExecutor() as pool:  # an engine takes a minute or two to start, mostly on the CPU
+            off = pool.submit(run_engine, directory, [whole, whole, *singles], **arguments)
+            on = pool.submit(run_engine, directory, [whole], enable_gdn_replayssm_spec=True, **arguments)
+            off, on = off.result(), on.result()
 
     stock, again, ring = off.batches[0], off.batches[1], on.batches[0]
     stock_flips = first_differences(stock, [batch[0] for batch in off.batches[2:]])

@@ -92,8 +92,12 @@ def candidates(pdl: bool, with_portable: bool) -> list[Candidate]:
     if pdl:
         found += [replace(c, pdl=True) for c in found if c.config[:3] in ((32, 2, 168), (64, 2, 168))]
     if with_portable:
-        cuts = product((32,), (1, 2, 4), (1, 2), (1, 2), (168,))
-        found += [Candidate("portable", cut) for cut in cuts] + [Candidate("portable", None)]
+        # (rows a tile, warps, registers): half to two MMAs a warp, with and without room for spills to vanish.
+        cuts = ((16, 1, 255), (32, 2, 168), (32, 2, 255), (32, 4, 128), (64, 4, 168), (64, 4, 255))
+        for (block_v, warps, registers), tiles, stages in product(cuts, (1, 2, 4), (1, 2)):
+            if block_v * tiles <= 128:
+                found.append(Candidate("portable", (block_v, tiles, stages, warps, registers)))
+        found.append(Candidate("portable", None))
     return found
 
 

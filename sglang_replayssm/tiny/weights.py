@@ -17,6 +17,9 @@ from sglang_replayssm.tiny.config import TinyShape
 if TYPE_CHECKING:
     import torch
 
+# Its logit is 0 by construction (a zero row of the output head): log-probabilities relative to its own are logits.
+ZERO_LOGIT_TOKEN = 0
+
 # Standard deviation of a projection is GAIN / sqrt(fan_in). Larger: the target departs from counting more often.
 TARGET_GAIN = 1.12
 DRAFT_GAIN = 0.5
@@ -106,7 +109,9 @@ def _tensor(name: str, size: tuple[int, ...], seed: int) -> torch.Tensor:
     if name.endswith("embed_tokens.weight"):
         return normal(1.0, key="embedding")
     if name == "lm_head.weight":
-        return normal(1.0, key="embedding").roll(1, dims=0)
+        head = normal(1.0, key="embedding").roll(1, dims=0)
+        head[ZERO_LOGIT_TOKEN] = 0
+        return head
     if name == "mtp.fc.weight":
         eye = torch.eye(size[0], dtype=torch.float32)
         return torch.cat([eye, 0.1 * eye], dim=1)  # its input is (embedding, hidden state)

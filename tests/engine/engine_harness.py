@@ -33,12 +33,13 @@ LOG_TAIL = 8000
 class Batch:
     """Prompts sent together; `max_new_tokens` is one number for all or one per prompt.
 
-    `top_logprobs` asks for that many candidates at each position.
+    `top_logprobs` asks for that many candidates at each position, and for the log-probability of `probe`.
     """
 
     prompts: Sequence[Sequence[int]]
     max_new_tokens: int | Sequence[int] = 16
     top_logprobs: int = 0
+    probe: int = 0
 
     def lengths(self) -> list[int]:
         if isinstance(self.max_new_tokens, int):
@@ -50,7 +51,8 @@ class Batch:
 class Output:
     """One prompt's answer. `verify_steps` is 0 without speculation; the histogram counts steps by accepted drafts.
 
-    `candidates` holds (log-probability, token) of the best tokens at each position, if the batch asked for them.
+    If the batch asked for them, `candidates` holds (log-probability, token) of the best tokens at each position, and
+    `probe` the log-probability of the batch's probe token.
     """
 
     tokens: list[int]
@@ -58,6 +60,7 @@ class Output:
     verify_steps: int = 0
     histogram: list[int] = field(default_factory=list)
     candidates: list[list[tuple[float, int]]] = field(default_factory=list)
+    probe: list[float] = field(default_factory=list)
 
     @property
     def acceptance_length(self) -> float:
@@ -114,7 +117,12 @@ def run_engine(
         job = {
             "arguments": {"model_path": str(model_path), "log_level": "info", **arguments},
             "batches": [
-                {"prompts": [list(p) for p in b.prompts], "lengths": b.lengths(), "top_logprobs": b.top_logprobs}
+                {
+                    "prompts": [list(p) for p in b.prompts],
+                    "lengths": b.lengths(),
+                    "top_logprobs": b.top_logprobs,
+                    "probe": b.probe,
+                }
                 for b in batches
             ],
         }
@@ -179,7 +187,11 @@ def _serve(directory: Path) -> None:
         batches = []
         for number, batch in enumerate(job["batches"], start=1):
             sampling = [{"temperature": 0, "max_new_tokens": n, "ignore_eos": True} for n in batch["lengths"]]
-            logprobs = {"return_logprob": True, "top_logprobs_num": k} if (k := batch["top_logprobs"]) else {}
+            logprobs = {}
+            if batch["top_logprobs"]:
+                probes = [[batch["probe"]]] * len(batch["prompts"])
+                logprobs = {"return_logprob": True, "top_logprobs_num": batch["top_logprobs"]}
+                logprobs["token_ids_logprob"] = probes
             answers = engine.generate(input_ids=batch["prompts"], sampling_params=sampling, **logprobs)
             batches.append([asdict(_output(answer)) for answer in answers])
             print(f"batch {number}", file=progress)
@@ -203,6 +215,7 @@ def _output(answer: dict[str, Any]) -> Output:
         candidates=[
             [(logprob, token) for logprob, token, *_ in position] for position in meta.get("output_top_logprobs") or []
         ],
+        probe=[position[0][0] for position in meta.get("output_token_ids_logprobs") or []],
     )
 
 

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 
 FLIP_FACTOR = 4.0
 TIE_ULPS = 2
-# Logits are bf16 numbers, so their differences are multiples of 2^-GRID_BITS for logits of at least 2^(7 - GRID_BITS).
-GRID_BITS = 12
 
 
 @dataclass(frozen=True)
@@ -25,7 +23,7 @@ class Difference:
         prompt, position: where.
         gap: logit of the reference's token minus that of the other's, in the reference run; infinite if the other's
             token is not among the reference's candidates.
-        ulp: a lower bound of one bf16 unit in the last place of the top logit there.
+        ulp: one bf16 unit in the last place of the top logit there.
     """
 
     prompt: int
@@ -41,7 +39,8 @@ def first_differences(reference: Iterable, other: Iterable) -> list[Difference]:
     """Compare runs of the same prompts.
 
     Args:
-        reference, other: `Output`s in prompt order; the reference's carry `candidates`.
+        reference, other: `Output`s in prompt order. The reference's carry `candidates`, and `probe` of a token whose
+            logit is 0: softmax hides all logits behind one constant, and the probe shows it.
     """
     found = []
     for prompt, (a, b) in enumerate(zip(reference, other, strict=True)):
@@ -52,12 +51,11 @@ def first_differences(reference: Iterable, other: Iterable) -> list[Difference]:
             continue
         candidates = {token: logprob for logprob, token in a.candidates[position]}
         gap = candidates[a.tokens[position]] - candidates.get(b.tokens[position], -math.inf)
-        found.append(Difference(prompt, position, gap, _ulp(list(candidates.values()))))
+        top_logit = max(candidates.values()) - a.probe[position]
+        found.append(Difference(prompt, position, gap, bf16_ulp(top_logit)))
     return found
 
 
-def _ulp(logprobs: list[float]) -> float:
-    """The greatest common divisor of the candidates' distances: all are multiples of the smallest ulp among them,
-    which is at most that of the top logit. Softmax shifts all by one constant, so distances of logits remain."""
-    steps = [round((max(logprobs) - x) * 2**GRID_BITS) for x in logprobs]
-    return math.gcd(*steps) / 2**GRID_BITS
+def bf16_ulp(x: float) -> float:
+    """Distance of neighbouring bf16 numbers (8 significant bits) at x."""
+    return 2.0 ** (math.frexp(x)[1] - 8)

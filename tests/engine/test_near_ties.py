@@ -3,12 +3,19 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 from engine_harness import Output
-from near_ties import Difference, first_differences
+from near_ties import Difference, bf16_ulp, first_differences
 
 
-def run(tokens, candidates=()):
-    return Output(tokens=tokens, finish_reason="length", candidates=list(candidates))
+def run(tokens, candidates=(), probe=()):
+    return Output(tokens=tokens, finish_reason="length", candidates=list(candidates), probe=list(probe))
+
+
+@pytest.mark.parametrize(("x", "ulp"), [(1.0, 2**-7), (1.99, 2**-7), (4.0, 2**-5), (100.0, 0.5), (128.0, 1.0)])
+def test_bf16_ulp(x, ulp):
+    assert bf16_ulp(x) == ulp
+    assert torch.tensor(x + ulp / 4).bfloat16() == torch.tensor(x).bfloat16()
 
 
 def test_equal_runs_have_no_difference():
@@ -16,16 +23,16 @@ def test_equal_runs_have_no_difference():
 
 
 def test_the_gap_is_taken_at_the_first_difference():
-    # Logits 4.0, 3.96875 and 3.5 in bf16: steps of 2^-5 and more.
+    # Logits 4.0, 3.96875 and 3.5: log-probabilities relative to the probe's.
     candidates = [[(-0.1, 1)], [(-0.5, 2), (-0.53125, 7), (-1.0, 9)], [(-9.0, 3)]]
-    (found,) = first_differences([run([1, 2, 3], candidates)], [run([1, 7, 8])])
+    (found,) = first_differences([run([1, 2, 3], candidates, [-1.0, -4.5, -1.0])], [run([1, 7, 8])])
     assert (found.prompt, found.position) == (0, 1)
     assert found.gap == pytest.approx(0.03125) and found.ulp == pytest.approx(0.03125)
     assert found.is_near_tie(largest_stock_gap=0.0)
 
 
 def test_a_token_that_was_no_candidate_is_a_mismatch():
-    (found,) = first_differences([run([1], [[(-0.5, 1), (-0.75, 2)]])], [run([3])])
+    (found,) = first_differences([run([1], [[(-0.5, 1), (-0.75, 2)]], [-3.0])], [run([3])])
     assert math.isinf(found.gap) and not found.is_near_tie(largest_stock_gap=100.0)
 
 

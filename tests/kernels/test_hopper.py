@@ -7,7 +7,7 @@ import pytest
 import torch
 from lifecycle import TRITON, Case, Lifecycle
 
-from sglang_replayssm.kernels import RingSpec, plan_window
+from sglang_replayssm.kernels import Cursors, Ring, RingSpec, commit, plan_window
 from sglang_replayssm.kernels.verify.hopper import CONFIGS, Config, supports, verify_hopper
 
 HOPPER = SimpleNamespace(**{**vars(TRITON), "verify": verify_hopper})
@@ -191,3 +191,44 @@ def test_errors() -> None:
     life = Lifecycle(case(dtype=torch.float16))
     with pytest.raises(ValueError, match=r"use triton\.verify"):
         verify_hopper(*life.inputs(4), life.A_log, life.dt_bias, life.state[0], life.ring.layer(0), life.cursors, 4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("draft_tokens", "window", "config"),
+    [(*shape, config) for shape, entries in CONFIGS.items() for _, config in entries],
+    ids=lambda value: name(value) if isinstance(value, Config) else str(value),
+)
+def test_many_programs(draft_tokens: int, window: int, config: Config) -> None:
+    """Several waves of programs on every multiprocessor, against the portable kernel: the shared memory that one leaves
+    behind must not reach the next. (Few rows never showed a barrier's place being used for something else.)"""
+    B, H, HV, layers = 96, 16, 32, 2
+    spec = RingSpec(layers, B, H, HV, 128, 128, window, draft_tokens, torch.bfloat16)
+    generator = torch.Generator("cuda").manual_seed(0)
+
+    def normal(*size: int) -> torch.Tensor:
+        return torch.randn(*size, device="cuda", generator=generator)
+
+    state = 0.3 * normal(layers, B + 1, HV, 128, 128)
+    states = [state, state.clone()]
+    rings = [Ring.allocate(spec, "cuda") for _ in states]
+    cursors = [Cursors.allocate(spec, "cuda") for _ in states]
+    rows = torch.randperm(B, device="cuda", generator=generator) + 1
+    slots = (torch.randperm(B, device="cuda", generator=generator) + 1).int()
+    A_log, dt_bias = normal(HV), torch.linspace(-8, 1, HV, device="cuda")
+    verifies = (partial(verify_hopper, config=config), TRITON.verify)
+    for _ in range(12):
+        accepted = torch.randint(1, draft_tokens + 1, (B,), device="cuda", generator=generator)
+        for moved in cursors:
+            plan_window(moved, rows, slots)
+        for layer in range(layers):
+            q, k, v = normal(B * draft_tokens, 2 * H + HV, 128).bfloat16().split([H, H, HV], dim=1)
+            a, b = normal(B * draft_tokens, HV), normal(B * draft_tokens, HV)
+            ours, portable = (
+                verify(q, k, v, a, b, A_log, dt_bias, s[layer], r.layer(layer), c, draft_tokens)
+                for verify, s, r, c in zip(verifies, states, rings, cursors, strict=True)
+            )
+            torch.testing.assert_close(ours, portable, rtol=2e-2, atol=2e-3)  # a bf16 rounding or two
+        for moved in cursors:
+            commit(moved, rows, accepted)
+    torch.testing.assert_close(states[0], states[1], rtol=1e-4, atol=1e-5)

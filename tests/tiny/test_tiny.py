@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from sglang_replayssm.tiny import ARCHITECTURES, TinyShape, write_tiny_model
+from sglang_replayssm.tiny import ARCHITECTURES, ZERO_LOGIT_TOKEN, TinyShape, write_tiny_model
 from sglang_replayssm.tiny.weights import lively_weights, tensor_shapes
 
 torch = pytest.importorskip("torch")
@@ -70,7 +70,8 @@ def test_the_head_counts_on(architecture):
     weights = lively_weights(architecture, TinyShape())
     embedding = next(tensor for name, tensor in weights.items() if name.endswith("embed_tokens.weight"))
     following = (embedding @ weights["lm_head.weight"].T).argmax(dim=1)
-    assert torch.equal(following, (torch.arange(len(embedding)) + 1) % len(embedding))
+    assert torch.equal(following[:-1], torch.arange(1, len(embedding)))
+    assert not weights["lm_head.weight"][ZERO_LOGIT_TOKEN].any()
     hidden = embedding.shape[1]
     assert torch.equal(weights["mtp.fc.weight"][:, :hidden], torch.eye(hidden))
 

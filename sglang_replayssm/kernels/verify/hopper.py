@@ -79,8 +79,8 @@ class Config(NamedTuple):
 # (P, padded W): (largest B HV, cut) in ascending order; the last is for everything beyond. None spills a register.
 # From scripts/tune_verify.py on an H200.
 CONFIGS = {
-    (4, 16): ((96, Config(32, 2, 168, True)), (None, Config(64, 2, 168, True))),
-    (8, 16): ((96, Config(32, 2, 168, True)), (2048, Config(64, 2, 200, True)), (None, Config(64, 2, 200, False))),
+    (4, 16): ((1024, Config(32, 2, 168, True)), (None, Config(64, 2, 168, True))),
+    (8, 16): ((512, Config(32, 2, 168, True)), (None, Config(64, 2, 200, True))),
     (4, 32): ((96, Config(32, 2, 200, True)), (2048, Config(64, 2, 200, True)), (None, Config(64, 2, 200, False))),
     (8, 32): ((512, Config(32, 2, 200, True)), (None, Config(64, 2, 224, False))),
 }
@@ -693,8 +693,12 @@ def _verify_hopper(
             _fold_tiles(tiles, arrived, x, d, weight, fold_keys, decay, state, first_row, TILES, MMA, num_warps)
     if fold:
         tma.store_wait(0)
+    # Nothing else may take the place of a tile before the copies out of it are done; nor, ever, that of a barrier: data
+    # stored where one had been was corrupted when programs followed each other on a multiprocessor.
+    boundary._keep_alive()
     for i in gl.static_range(TILES):
-        tiles[i]._keep_alive()  # until the copies out of it are done, no later buffer may take its place
+        tiles[i]._keep_alive()
+        arrived[i]._keep_alive()
 
 
 # ----------------------------------------------------------------------------------------------------------- wrapper

@@ -81,8 +81,10 @@ def choose_config(batch: int, spec: RingSpec, draft_tokens: int) -> Config:
     # Small grids: one tile a program, to use the whole device. Large ones: two share a prologue.
     if tiles > 1:
         tiles = 2 if batch * spec.num_v_heads * tiles >= 1024 else 1
+    # Where spills are few, more programs a multiprocessor are worth them, once there are that many programs.
     small = draft_tokens <= 4 and spec.window <= 16 and K <= 128 and spec.activation_dtype == torch.bfloat16
-    return Config(block_v, tiles, stages=2, warps=warps, max_registers=168 if small else None)
+    crowded = batch * spec.num_v_heads > 256
+    return Config(block_v, tiles, stages=2, warps=warps, max_registers=168 if small and crowded else None)
 
 
 @triton.jit
