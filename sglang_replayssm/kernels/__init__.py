@@ -1,15 +1,17 @@
 """The ring of recent tokens that replaces per-draft copies of the recurrent state, and the kernels that work on it.
 
-One step of the host is `plan_window` once, `verify` once a layer, and `commit` once after sampling. `reset` empties
-the ring of a row given to a new request; `fold` brings checkpoints up to date before anything else reads them.
+One step of the host is `plan_window` once, `verify` once a layer, and after sampling `commit` and `fold_due` once.
+`reset` empties the ring of a row given to a new request; `fold` brings checkpoints up to date before anything else
+reads them. What a token leaves in the ring, and so which kernel verifies and folds, is up to the fold policy
+(`sglang_replayssm.policies`).
 
 Every kernel lives in a folder: `naive.py`, plain PyTorch to be read and tested against, and `triton.py`, the portable
-kernel; `verify` has a third, `hopper.py`, and chooses. This package knows nothing of SGLang.
+kernel; `verify` has two more, `hopper.py` and `recurrent.py`, and chooses. This package knows nothing of SGLang.
 """
 
 from .cursors import commit, plan_window, reset
-from .fold import fold
+from .fold import fold, fold_due
 from .ring import Cursors, Ring, RingSpec
 from .verify import kernel_name, verify
 
-__all__ = ["Cursors", "Ring", "RingSpec", "commit", "fold", "kernel_name", "plan_window", "reset", "verify"]
+__all__ = ["Cursors", "Ring", "RingSpec", "commit", "fold", "fold_due", "kernel_name", "plan_window", "reset", "verify"]

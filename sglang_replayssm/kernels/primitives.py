@@ -150,14 +150,14 @@ def load_decays(g, base, count, j, R: tl.constexpr):
 
 @triton.jit
 def load_keys(ring_k, at, live, K: tl.constexpr):
-    """Raw keys [J, K] of the records at [J]; zero where not live (dead records may hold NaN)."""
+    """Keys [J, K] of the records at [J], raw or normalised; zero where not live (dead records may hold NaN)."""
     return tl.load(ring_k + at[:, None] * K + tl.arange(0, K)[None, :], mask=live[:, None], other=0.0)
 
 
 @triton.jit
 def load_deltas(ring_d, at, live, vs, V: tl.constexpr):
-    """d' [len(vs), J] of the records at [J]; zero where not live (dead records may hold NaN)."""
-    return tl.load(ring_d + at[None, :] * V + vs[:, None], mask=live[None, :], other=0.0)
+    """fp32 d' [len(vs), J] of the records at [J]; zero where not live (dead records may hold NaN)."""
+    return tl.load(ring_d + at[None, :] * V + vs[:, None], mask=live[None, :], other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -165,10 +165,14 @@ def fold_tile(state, ring_d, keys, decay, weight, at, live, vs, V: tl.constexpr,
     """Bring rows `vs` of one head's checkpoint up to date: S <- decay S + sum_j weight_j d'_j k_j^T.
 
     Args:
-        state, ring_d: pointers to the head's [V, K] checkpoint and [R, V] deltas.
-        keys: [J, K] raw keys of the history, zero where not live.
+        state, ring_d: pointers to the head's [V, K] checkpoint and [R, V] deltas. With bf16 deltas the checkpoint is
+            rounded to bf16.
+        keys: [J, K] keys of the history, zero where not live.
         decay: e^{G_n}; weight: [J], e^{G_n - G_j}; at, live: [J], physical records of the history.
     """
     tile = state + vs[:, None] * K + tl.arange(0, K)[None, :]
     update = dot_exact(load_deltas(ring_d, at, live, vs, V) * weight[None, :], keys)
-    tl.store(tile, tl.load(tile) * decay + update)
+    folded = tl.load(tile) * decay + update
+    if ring_d.dtype.element_ty == tl.bfloat16:
+        folded = round_to(folded, tl.bfloat16).to(tl.float32)
+    tl.store(tile, folded)

@@ -1,16 +1,20 @@
 """What the ring is: sizes, dtypes, layouts and the fold rule. Every other module takes them from here.
 
-Vocabulary: the *checkpoint* is the state S_c that SGLang keeps per mamba slot; a *record* is the rank-1 factor
-(d, k, g) of one token; the *ring* holds the records of the tokens committed since the checkpoint; the *window* is the
-T draft tokens of one verify step; *verify* computes the window's outputs; *commit* moves the cursors over the accepted
-tokens; *fold* adds the ring's history into the checkpoint.
+Vocabulary: the *checkpoint* is the state S_c that SGLang keeps per mamba slot; a *record* is what one token leaves in
+the ring, its rank-1 factor (d, k, g), its raw inputs (k, v, gates), or both, as the fold policy says; the *ring* holds
+the records of the tokens committed since the checkpoint; the *window* is the T draft tokens of one verify step;
+*verify* computes the window's outputs; *commit* moves the cursors over the accepted tokens; *fold* adds the ring's
+history into the checkpoint.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, fields
 
 import torch
+
+from ..policies import FP32, POLICIES, FoldPolicy
 
 # Columns of `Cursors.position`, int32 [rows + 1, 2].
 CACHE_BASE, WRITE_POS = 0, 1
@@ -29,9 +33,14 @@ class RingSpec:
         rows: request rows, numbered 1..rows; row 0 belongs to padding and graph capture, so buffers have rows + 1.
         num_k_heads, num_v_heads: H and HV after tensor parallelism; H divides HV.
         head_k_dim, head_v_dim: K and V.
-        window: W, the number of committed records after which a row folds.
+        window: W, the number of committed records after which a row folds. T_max, whatever was asked for, if the
+            policy records no rank-1 factors: verify cannot use a history then.
         max_draft_tokens: T_max, the largest number of draft tokens that a step of this server may verify.
         activation_dtype: dtype of q, k and v.
+        fold: name of the fold policy, a key of `POLICIES`.
+
+    Raises:
+        ValueError: an unknown policy, W < T_max, or H that does not divide HV.
     """
 
     layers: int
@@ -43,8 +52,13 @@ class RingSpec:
     window: int
     max_draft_tokens: int
     activation_dtype: torch.dtype
+    fold: str = FP32.name
 
     def __post_init__(self) -> None:
+        if self.fold not in POLICIES:
+            raise ValueError(f"fold policy {self.fold!r} is none of {', '.join(POLICIES)}")
+        if self.policy.factors is None:
+            object.__setattr__(self, "window", self.max_draft_tokens)
         if self.window < self.max_draft_tokens:
             raise ValueError(
                 f"ring window W={self.window} is smaller than the largest draft length "
@@ -54,25 +68,34 @@ class RingSpec:
             raise ValueError(f"num_v_heads={self.num_v_heads} is not a multiple of num_k_heads={self.num_k_heads}")
 
     @property
+    def policy(self) -> FoldPolicy:
+        return POLICIES[self.fold]
+
+    @property
     def records(self) -> int:
-        """R, physical records a row: a step's window must not overwrite the history that it still reads."""
-        return self.window + self.max_draft_tokens
+        """R, physical records a row. Where verify itself folds, the window that it writes must not overwrite the
+        history that another program of the launch still reads; a replay comes after the commit, when there is none."""
+        return self.window if self.policy.inputs else self.window + self.max_draft_tokens
 
     def tensors(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        """Name -> (shape, dtype) of the ring's buffers; the layouts are those of `Ring`."""
-        lead, r = (self.layers, self.rows + 1), self.records
-        return {
-            "d": ((*lead, self.num_v_heads, r, self.head_v_dim), torch.float32),
-            "k": ((*lead, self.num_k_heads, r, self.head_k_dim), self.activation_dtype),
-            "g": ((*lead, self.num_v_heads, r, 2), torch.float32),
-        }
+        """Name -> (shape, dtype) of the buffers that the policy needs; the layouts are those of `Ring`."""
+        lead, r, policy = (self.layers, self.rows + 1), self.records, self.policy
+        heads, v_heads = (*lead, self.num_k_heads, r), (*lead, self.num_v_heads, r)
+        rounded = policy.factors == "bfloat16"
+        buffers = {"k": ((*heads, self.head_k_dim), torch.bfloat16 if rounded else self.activation_dtype)}
+        if policy.factors is not None:
+            buffers["d"] = ((*v_heads, self.head_v_dim), getattr(torch, policy.factors))
+            buffers["g"] = ((*v_heads, 2), torch.float32)
+        if policy.inputs:
+            buffers["v"] = ((*v_heads, self.head_v_dim), self.activation_dtype)
+            buffers["gates"] = ((*v_heads, 2), torch.float32)
+        return buffers
 
     @property
     def bytes_per_row(self) -> int:
         """Bytes of ring that one request row takes over all layers (row 0 costs the same once more)."""
-        per_record = self.num_v_heads * (self.head_v_dim * 4 + 8)
-        per_record += self.num_k_heads * self.head_k_dim * self.activation_dtype.itemsize
-        return self.layers * self.records * per_record
+        total = sum(math.prod(shape) * dtype.itemsize for shape, dtype in self.tensors().values())
+        return total // (self.rows + 1)
 
     @property
     def cursor_bytes(self) -> int:
@@ -88,27 +111,39 @@ class RingSpec:
 class Ring:
     """Ring buffers of all layers, or (see `layer`) of one: the same tensors without the leading axis.
 
+    Which ones exist is up to the policy (`RingSpec.tensors`); the others are None.
+
     Attributes:
+        k: activation dtype [layers, rows + 1, H, R, K]. Raw keys: not normalised, hence exact. (bf16 factors: bf16,
+            normalised.)
         d: fp32 [layers, rows + 1, HV, R, V]. beta (v - S k) of the token, divided by sqrt(|k|^2 + 1e-6), so that
-            d x (raw k) is the rank-1 update of the token.
-        k: activation dtype [layers, rows + 1, H, R, K]. Raw keys: not normalised, hence exact.
+            d x (raw k) is the rank-1 update of the token. (bf16 factors: bf16, not divided.)
         g: fp32 [layers, rows + 1, HV, R, 2]. Log-decay accumulated since the last fold, the token's own included, as
             an unevaluated sum high + low.
+        v: activation dtype [layers, rows + 1, HV, R, V]. Raw values.
+        gates: fp32 [layers, rows + 1, HV, R, 2]. The token's own log-decay and beta, as SGLang's kernel computes them.
     """
 
     spec: RingSpec
-    d: torch.Tensor
     k: torch.Tensor
-    g: torch.Tensor
+    d: torch.Tensor | None = None
+    g: torch.Tensor | None = None
+    v: torch.Tensor | None = None
+    gates: torch.Tensor | None = None
 
     @classmethod
     def allocate(cls, spec: RingSpec, device: torch.device | str) -> Ring:
         """Zero-filled buffers on `device`."""
         return cls(spec, **{n: torch.zeros(shape, dtype=t, device=device) for n, (shape, t) in spec.tensors().items()})
 
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The buffers that exist, by name."""
+        named = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: tensor for name, tensor in named.items() if isinstance(tensor, torch.Tensor)}
+
     def layer(self, index: int) -> Ring:
-        """Views of one layer: d [rows + 1, HV, R, V], k [rows + 1, H, R, K], g [rows + 1, HV, R, 2]."""
-        return Ring(self.spec, self.d[index], self.k[index], self.g[index])
+        """Views of one layer: k [rows + 1, H, R, K], d and v [rows + 1, HV, R, V], g and gates [rows + 1, HV, R, 2]."""
+        return Ring(self.spec, **{name: tensor[index] for name, tensor in self.tensors().items()})
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """A small server's worth of requests, stepped through the kernels next to the recurrence they must equal.
 
-`Lifecycle` owns a ring full of NaN, requests on random rows and slots with random cursors, padding rows in every batch,
+`Lifecycle` owns a ring of any fold policy full of NaN, requests on random rows and slots with random cursors, padding rows in every batch,
 and the same requests' states in an fp64 oracle and an fp32 sequential reference. A test calls `step`, `fold` and
 `restart` in any order and reads `errors()`.
 """
@@ -16,7 +16,7 @@ import torch
 
 from sglang_replayssm import kernels
 from sglang_replayssm.kernels.recurrence import recurrence
-from sglang_replayssm.kernels.ring import CACHE_BASE, Cursors, Ring, RingSpec
+from sglang_replayssm.kernels.ring import CACHE_BASE, WRITE_POS, Cursors, Ring, RingSpec
 
 TRITON = SimpleNamespace(**{name: getattr(kernels, name) for name in kernels.__all__})
 
@@ -39,12 +39,14 @@ class Case:
     requests: int = 2
     padding: int = 1
     seed: int = 0
+    fold: str = "fp32"
 
     @property
     def spec(self) -> RingSpec:
         heads = (self.num_k_heads, self.num_v_heads, self.head_k_dim, self.head_v_dim)
         rows = self.requests + self.padding + 2  # a few that nobody uses
-        return RingSpec(1, rows, *heads, max(self.window, self.max_draft_tokens), self.max_draft_tokens, self.dtype)
+        window = max(self.window, self.max_draft_tokens)
+        return RingSpec(1, rows, *heads, window, self.max_draft_tokens, self.dtype, self.fold)
 
 
 @dataclass
@@ -85,13 +87,14 @@ class Lifecycle:
     def __init__(
         self, case: Case, device: str = "cpu", ops: SimpleNamespace = TRITON, storage: torch.dtype | None = None
     ):
-        """`storage`: dtype of state, d and g where it is not fp32 (fp64 to test a formula without rounding)."""
+        """`storage`: dtype of state and fp32 ring buffers (fp64 to test a formula without rounding)."""
         self.case, self.spec, self.ops, self.device = case, case.spec, ops, device
         self.random = torch.Generator(device).manual_seed(case.seed)
         spec, batch = self.spec, case.requests + case.padding
         storage = storage or torch.float32
         ring = Ring.allocate(spec, device)
-        self.ring = replace(ring, d=ring.d.to(storage), g=ring.g.to(storage))
+        stored = {name: x.to(storage) for name, x in ring.tensors().items() if x.dtype == torch.float32}
+        self.ring = replace(ring, **stored)
         self.cursors = Cursors.allocate(spec, device)
         bases = torch.randint(spec.records, (spec.rows,), device=device, generator=self.random)
         self.cursors.position[1:, CACHE_BASE] = bases.int()
@@ -120,7 +123,7 @@ class Lifecycle:
         return torch.randint(low, high + 1, self.rows.shape, device=self.device, generator=self.random)
 
     def _poison_ring(self, rows) -> None:
-        for tensor in (self.ring.d, self.ring.k, self.ring.g):
+        for tensor in self.ring.tensors().values():
             tensor[:, rows] = float("nan")
 
     def _gate_parameters(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -175,7 +178,13 @@ class Lifecycle:
             accepted = self.draw(1, T) if accepted is None else torch.tensor(accepted, device=self.device)
             self.ops.commit(self.cursors, self.rows, accepted)
             self._accept(oracle.states, reference.states, accepted[live])
+            self._fold_due()
         return out_fp32
+
+    def _fold_due(self) -> None:
+        before = self.cursors.position[self.rows[self.live], WRITE_POS].clone()
+        self.ops.fold_due(self.state, self.ring, self.cursors, self.rows.numel())
+        self._compare_states((before > 0) & (self.cursors.position[self.rows[self.live], WRITE_POS] == 0))
 
     def _accept(self, oracle: torch.Tensor, reference: torch.Tensor, accepted: torch.Tensor) -> None:
         some = accepted > 0

@@ -11,26 +11,30 @@ from lifecycle import TRITON, Case, Lifecycle
 
 from sglang_replayssm.kernels import Cursors, Ring, RingSpec, plan_window, verify
 from sglang_replayssm.kernels.cursors import naive as naive_cursors
-from sglang_replayssm.kernels.fold.naive import fold as naive_fold
+from sglang_replayssm.kernels.fold import naive as naive_fold
 from sglang_replayssm.kernels.verify.naive import verify as naive_verify
+from sglang_replayssm.policies import POLICIES
 
 NAIVE = SimpleNamespace(
     plan_window=naive_cursors.plan_window,
     commit=naive_cursors.commit,
     reset=naive_cursors.reset,
     verify=naive_verify,
-    fold=naive_fold,
+    fold=naive_fold.fold,
+    fold_due=naive_fold.fold_due,
 )
 # The same in fp64: what is left is a wrong formula.
 NAIVE_FP64 = SimpleNamespace(
     **{
         **vars(NAIVE),
         "verify": lambda *args, **kwargs: naive_verify(*args, **kwargs, dtype=torch.float64),
-        "fold": lambda *args: naive_fold(*args, dtype=torch.float64),
+        "fold": lambda *args: naive_fold.fold(*args, dtype=torch.float64),
+        "fold_due": lambda *args: naive_fold.fold_due(*args, dtype=torch.float64),
     }
 )
 # Shrinking a failure takes the interpreter minutes; the case drawn first is small enough.
 PROPERTY = {"deadline": None, "suppress_health_check": list(HealthCheck), "phases": [Phase.reuse, Phase.generate]}
+ACCURATE = ("fp32", "fp32", "exact", "every-commit")  # fold policies whose only error is fp32 rounding
 EXACT = 1e-6  # a few fp32 roundings; a wrong formula, record or mask is off by far more
 
 
@@ -40,7 +44,7 @@ def check(life: Lifecycle, tolerance: float = EXACT) -> None:
 
 
 @st.composite
-def cases(draw, sizes=(16, 32, 64)) -> Case:
+def cases(draw, sizes=(16, 32, 64), folds=ACCURATE) -> Case:
     heads, group, requests = draw(st.sampled_from([(1, 1, 2), (2, 1, 1), (1, 2, 2), (2, 2, 1), (1, 4, 1)]))
     max_draft_tokens = draw(st.sampled_from([1, 2, 3, 4, 4, 5, 8, 16]))
     return Case(
@@ -55,6 +59,7 @@ def cases(draw, sizes=(16, 32, 64)) -> Case:
         requests=requests,
         padding=draw(st.integers(0, 1)),
         seed=draw(st.integers(0, 99)),
+        fold=draw(st.sampled_from(folds)),
     )
 
 
@@ -90,20 +95,25 @@ def test_naive_is_exact_in_fp64(case: Case, data) -> None:
     check(life, tolerance=1e-13)
 
 
+@pytest.mark.parametrize("fold", POLICIES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-def test_kernel_equals_naive(dtype: torch.dtype, device: str) -> None:
+def test_kernel_equals_naive(dtype: torch.dtype, fold: str, device: str) -> None:
     """Every buffer: outputs, records, checkpoints, cursors; what is not written keeps its NaN."""
-    case = Case(dtype=dtype, window=5, num_k_heads=2, num_v_heads=4)
+    case = Case(dtype=dtype, window=5, num_k_heads=2, num_v_heads=4, fold=fold)
     ours, plain = Lifecycle(case, device), Lifecycle(case, device, ops=NAIVE)
+    # A bf16 rounding that falls on the other side moves all that follows.
+    near = {"rtol": 1e-2, "atol": 1e-2} if fold == "bf16" else {"rtol": 1e-5, "atol": 1e-6}
     for T in (4, 2, 4):
-        torch.testing.assert_close(ours.step(T), plain.step(T), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(ours.step(T), plain.step(T), **near)
     assert ours.folds > 0
     rows = torch.arange(1, ours.spec.rows + 1)
-    for name in "dkg":
-        mine, theirs = getattr(ours.ring, name)[:, rows], getattr(plain.ring, name)[:, rows]
-        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6, equal_nan=True)
-    torch.testing.assert_close(ours.state, plain.state, rtol=1e-5, atol=1e-6)
+    for name, mine in ours.ring.tensors().items():
+        # SGLang's log(1 + e^x), which the records of the raw inputs keep, is the less accurate softplus.
+        close = {"rtol": 1e-3, "atol": 1e-6} if name == "gates" else near
+        torch.testing.assert_close(mine[:, rows], getattr(plain.ring, name)[:, rows], equal_nan=True, **close)
+    torch.testing.assert_close(ours.state, plain.state, **near)
     assert torch.equal(ours.cursors.position, plain.cursors.position)
+    assert torch.equal(ours.cursors.counters, plain.cursors.counters)
 
 
 @pytest.mark.parametrize(

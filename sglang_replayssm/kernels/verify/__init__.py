@@ -1,7 +1,8 @@
 """Verify: the outputs of a window of draft tokens, from the checkpoint and the ring.
 
-Two kernels with one contract (see `triton.py`): `hopper.py` for what Hopper GPUs serve most, `triton.py` for the rest.
-Which one runs is decided here and nowhere else.
+Three kernels with one contract (see `triton.py`): `recurrent.py` for policies that record no rank-1 factors, and for
+the others `hopper.py` for what Hopper GPUs serve most, `triton.py` for the rest. Which one runs is decided here and
+nowhere else.
 """
 
 from __future__ import annotations
@@ -11,16 +12,19 @@ import functools
 import torch
 
 from ..ring import Cursors, Ring, RingSpec
+from . import recurrent
 from . import triton as portable
 
 __all__ = ["kernel_name", "verify"]
 
-PORTABLE, HOPPER = "portable Triton", "Hopper Gluon"
+PORTABLE, HOPPER, RECURRENT = "portable Triton", "Hopper Gluon", "recurrent Triton"
 
 
 @functools.cache
 def kernel_name(spec: RingSpec, draft_tokens: int, device: torch.device) -> str:
-    """The kernel that serves this ring and draft length on this device: PORTABLE or HOPPER."""
+    """The kernel that serves this ring and draft length on this device: PORTABLE, HOPPER or RECURRENT."""
+    if spec.policy.factors is None:
+        return RECURRENT
     if device.type == "cuda" and torch.version.hip is None:
         capability = torch.cuda.get_device_capability(device)
         if capability[0] == 9:
@@ -55,8 +59,9 @@ def verify(
             and b.
     """
     arguments = (q, k, v, a, b, A_log, dt_bias, state, ring, cursors, draft_tokens, out, out_fp32)
-    if kernel_name(ring.spec, draft_tokens, q.device) == HOPPER:
+    name = kernel_name(ring.spec, draft_tokens, q.device)
+    if name == HOPPER:
         from . import hopper
 
         return hopper.verify_hopper(*arguments, pdl=overlap_previous)
-    return portable.verify(*arguments)
+    return (recurrent if name == RECURRENT else portable).verify(*arguments)

@@ -47,6 +47,7 @@ from ..primitives import (
     two_sum,
     wrap,
 )
+from ...policies import FP32
 from ..ring import Cursors, Ring, RingSpec
 from .triton import _checked_batch
 
@@ -96,6 +97,7 @@ def supports(spec: RingSpec, draft_tokens: int, device_capability: tuple[int, in
     """Whether `verify_hopper` can serve this ring and draft length on a device of this compute capability."""
     return (
         tuple(device_capability) == (9, 0)
+        and spec.policy is FP32
         and spec.activation_dtype == torch.bfloat16
         and spec.head_k_dim == spec.head_v_dim == DIM.value
         and spec.window <= MAX_WINDOW

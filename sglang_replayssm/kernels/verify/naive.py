@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..fold.naive import folded_state
+from ..fold.naive import folded_state, rounded
 from ..recurrence import norm, recurrence
 from ..ring import Cursors, Ring
 
@@ -37,21 +37,34 @@ def verify(
             continue
 
         current = folded_state(state[slot], ring, row, base, count, dtype)
-        tokens = (x[None, window] for x in (q, k, v, a, b))
+        tokens = [x[None, window] for x in (q, k, v, a, b)]
         step = recurrence(*tokens, A_log, dt_bias, current[None], dtype)
         out[window] = step.out[0].to(out.dtype)
         if out_fp32 is not None:
             out_fp32[window] = step.out[0].to(out_fp32.dtype)
         if fold:
-            state[slot] = current
+            state[slot] = rounded(current, ring)
 
-        at = (base + count + torch.arange(draft_tokens, device=q.device)) % ring.spec.records
+        _record(ring, row, base, count, fold, [x[0] for x in tokens], step, dtype)
+    return out
+
+
+def _record(ring: Ring, row: int, base: int, count: int, fold: int, tokens: list[torch.Tensor], step, dtype) -> None:
+    """What the policy records of one window, behind the row's `count` records."""
+    _, k, v, _, b = tokens
+    at = (base + count + torch.arange(len(k), device=k.device)) % ring.spec.records
+    policy, unit = ring.spec.policy, norm(k.to(dtype))
+    new = {"k": k / unit if policy.factors == "bfloat16" else k}
+    if policy.factors is not None:
         last = ring.g[row, :, (base + count - 1) % ring.spec.records].double().sum(-1)  # high + low
         total = step.log_decay[0].double().cumsum(0) + (0 if fold or count == 0 else last)
         high = total.to(ring.g.dtype)
-        group = v.shape[1] // q.shape[1]
-        d = step.deltas[0] / norm(k[window].to(dtype)).repeat_interleave(group, dim=1)
-        ring.d[row, :, at] = d.to(ring.d.dtype).transpose(0, 1)
-        ring.k[row, :, at] = k[window].to(ring.k.dtype).transpose(0, 1)
-        ring.g[row, :, at] = torch.stack([high, (total - high).to(ring.g.dtype)], -1).transpose(0, 1)
-    return out
+        new["g"] = torch.stack([high, (total - high).to(ring.g.dtype)], -1)
+        scale = 1 if policy.factors == "bfloat16" else unit.repeat_interleave(v.shape[1] // k.shape[1], dim=1)
+        new["d"] = step.deltas[0] / scale
+    if policy.inputs:
+        new["v"] = v
+        new["gates"] = torch.stack([step.log_decay[0], torch.sigmoid(b.to(dtype))], -1)
+    for name, value in new.items():
+        buffer = getattr(ring, name)
+        buffer[row, :, at] = value.to(buffer.dtype).transpose(0, 1)

@@ -43,6 +43,7 @@ from ..primitives import (
     wrap,
 )
 from ..ring import Cursors, Ring, RingSpec
+from ..sequential import stock_gates
 
 MAX_DRAFT_TOKENS = 16
 
@@ -108,6 +109,8 @@ def _verify(
     ring_d,
     ring_k,
     ring_g,
+    ring_v,
+    ring_gates,
     plan,
     out,
     out_fp32,
@@ -124,11 +127,15 @@ def _verify(
     TILES: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Grid (V / (TILES BLOCK_V), HV, B). HISTORY and BLOCK_T are W and T, padded to a tile."""
+    """Grid (V / (TILES BLOCK_V), HV, B). HISTORY and BLOCK_T are W and T, padded to a tile.
+
+    ring_v and ring_gates are None if the policy does not record raw inputs.
+    """
     q_stride, k_stride, v_stride, a_stride, b_stride, out_stride, slot_stride = strides
     COLUMNS: tl.constexpr = 2 * BLOCK_T
     WINDOW: tl.constexpr = COLUMNS if COLUMNS > 16 else 16  # rows of the window's score tile: an MMA has 16
     IEEE: tl.constexpr = q.dtype.element_ty == tl.float32
+    BF16: tl.constexpr = ring_d.dtype.element_ty == tl.bfloat16  # factors: rounded, of normalised keys
 
     part = tl.program_id(0)
     hv = tl.program_id(1)
@@ -154,6 +161,9 @@ def _verify(
     ring_d += (row * HV + hv) * (R * V)
     ring_k += (row * H + h) * (R * K)
     ring_g += (row * HV + hv) * (R * 2)
+    if ring_gates is not None:
+        ring_v += (row * HV + hv) * (R * V)
+        ring_gates += (row * HV + hv) * (R * 2)
 
     # Columns of X: the keys of the window in the first half, its queries in the second.
     c = tl.arange(0, COLUMNS)
@@ -191,7 +201,7 @@ def _verify(
     at = wrap(base + j, R)
     total_high, total_low, weight = load_decays(ring_g, base, count, j, R)
     decay = tl.exp(total_high) * (1.0 + total_low)
-    keys = load_keys(ring_k, at, live, K)
+    keys = load_keys(ring_k, at, live, K).to(x.dtype)
     history_scores = dot_raw(keys, x_t) * weight[:, None]
 
     # Gates, one scalar a token; and for each token the columns that see it: later keys, its own and later queries.
@@ -213,7 +223,8 @@ def _verify(
     if part == 0:
         if hv % (HV // H) == 0:
             new_keys = ring_k + new_at[:, None] * K + tl.arange(0, K)[None, :]
-            tl.store(new_keys, x, mask=(is_key & real)[:, None])
+            new = round_to(x.to(tl.float32) * column_scale[:, None], tl.bfloat16) if BF16 else x
+            tl.store(new_keys, new, mask=(is_key & real)[:, None])
         high = tl.where(fold != 0, 0.0, total_high)
         low = tl.where(fold != 0, 0.0, total_low)
         for t in tl.static_range(T):
@@ -222,6 +233,14 @@ def _verify(
             new_g = ring_g + 2 * wrap(first + t, R)
             tl.store(new_g, high)
             tl.store(new_g + 1, low)
+        if ring_gates is not None:
+            for t in tl.static_range(T):
+                a_t = tl.load(a + t * a_stride).to(tl.float32)
+                b_t = tl.load(b + t * b_stride).to(tl.float32)
+                g_t, beta_t = stock_gates(a_t, b_t, tl.load(A_log + hv).to(tl.float32), bias)
+                new_gates = ring_gates + 2 * wrap(first + t, R)
+                tl.store(new_gates, g_t)
+                tl.store(new_gates + 1, beta_t)
 
     for i in tl.range(0, TILES, num_stages=STAGES):
         vs = (part * TILES + i) * BLOCK_V + tl.arange(0, BLOCK_V)
@@ -232,14 +251,17 @@ def _verify(
         for t in tl.static_range(T):
             u *= tl.where(column_token >= t, keep[t], 1.0)[None, :]
             s_k = tl.sum(tl.where((c == t)[None, :], u, 0.0), axis=1)
-            d_t = beta[t] * (tl.load(v + t * v_stride + vs).to(tl.float32) - s_k)
+            v_t = tl.load(v + t * v_stride + vs)
+            if ring_v is not None:
+                tl.store(ring_v + wrap(first + t, R) * V + vs, v_t)
+            d_t = beta[t] * (v_t.to(tl.float32) - s_k)
             u += d_t[:, None] * sees[t][None, :]
             new_d = tl.where((c == t)[None, :], d_t[:, None], new_d)
         is_out = (real & ~is_key)[None, :]
         tl.store(out + token[None, :] * out_stride + vs[:, None], round_to(u, out.dtype.element_ty), mask=is_out)
         if out_fp32 is not None:
             tl.store(out_fp32 + token[None, :] * (HV * V) + vs[:, None], u, mask=is_out)
-        new_d *= column_scale[None, :]
+        new_d = round_to(new_d, tl.bfloat16) if BF16 else new_d * column_scale[None, :]
         tl.store(ring_d + new_at[None, :] * V + vs[:, None], new_d, mask=(is_key & real)[None, :])
 
     # A loop of its own, which loads its tiles again: folds are rare and must not cost the loop above registers.
@@ -266,7 +288,8 @@ def verify(
 ) -> torch.Tensor:
     """Outputs of B windows of T draft tokens, whose records go to the ring; folds the rows that the plan says fold.
 
-    `plan_window` must have written the step's plan. The cursors are not moved: `commit` does that.
+    `plan_window` must have written the step's plan. The cursors are not moved: `commit` does that. The policy must
+    record rank-1 factors.
 
     Args:
         q, k: [B T, H, K], raw (not normalised); any token stride, heads packed.
@@ -306,6 +329,8 @@ def verify(
         ring.d,
         ring.k,
         ring.g,
+        ring.v,
+        ring.gates,
         cursors.plan,
         out,
         out_fp32,
@@ -343,7 +368,7 @@ def _checked_batch(q, k, v, a, b, A_log, dt_bias, state, ring, cursors, draft_to
         raise ValueError(
             f"verify got {tokens // draft_tokens} batch rows, but the plan has {cursors.plan.shape[0]} lines"
         )
-    if ring.d.dim() != 4:
+    if ring.k.dim() != 4:
         raise ValueError("verify takes one layer's ring, found that of all layers: pass ring.layer(i)")
     for name, tensor, shape, inner, dtype in (
         ("q", q, (tokens, heads, k_dim), (k_dim, 1), spec.activation_dtype),
