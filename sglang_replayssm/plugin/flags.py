@@ -6,10 +6,10 @@ import dataclasses
 import functools
 from typing import TYPE_CHECKING, Annotated, Any
 
+from sglang_replayssm.policies import FP32, POLICIES
+
 if TYPE_CHECKING:
     from sglang.srt.server_args import ServerArgs
-
-FOLD_POLICIES = ("fp32",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,9 +45,11 @@ CACHE_LEN = Flag(
 FOLD = Flag(
     "gdn_replayssm_fold",
     str,
-    "fp32",
-    "Fold policy of --enable-gdn-replayssm-spec. fp32: lazy fold, all arithmetic accurate to fp32.",
-    choices=FOLD_POLICIES,
+    FP32.name,
+    "Fold policy of --enable-gdn-replayssm-spec. "
+    + "; ".join(f"{policy.name}: {policy.summary}" for policy in POLICIES.values())
+    + ".",
+    choices=tuple(POLICIES),
 )
 FLAGS = (ENABLE, CACHE_LEN, FOLD)
 
@@ -99,8 +101,8 @@ def raise_on_contradiction(server_args: ServerArgs) -> None:
             --enable-linear-replayssm. One message that names the flags, what was found and what to do.
     """
     fold = getattr(server_args, FOLD.name)
-    if fold not in FOLD_POLICIES:
-        raise ValueError(f"{FOLD.option} must be one of {', '.join(FOLD_POLICIES)}; got {fold!r}")
+    if fold not in POLICIES:
+        raise ValueError(f"{FOLD.option} must be one of {', '.join(POLICIES)}; got {fold!r}")
     window, drafts = getattr(server_args, CACHE_LEN.name), server_args.max_speculative_num_draft_tokens
     if window < 1:
         raise ValueError(f"{CACHE_LEN.option} must be at least 1; got {window}")

@@ -141,8 +141,10 @@ def init_mamba_pool(
     ring_pool.attach(self)
     self.mem_usage = (_bytes(*self.mamba_cache.conv, state, *windows) + ring_bytes(ring_pool)) / GIB
     logger.info(
-        "GDN ReplaySSM ring allocated: ring %.3f GiB (%d rows x %.2f MiB, %d records), conv windows %.3f GiB, "
-        "state %.3f GiB (%d slots x %.2f MiB); stock's snapshots and windows would take %.3f GiB (%.2f MiB a row)",
+        "GDN ReplaySSM ring allocated (fold=%s): ring %.3f GiB (%d rows x %.2f MiB, %d records), "
+        "conv windows %.3f GiB, state %.3f GiB (%d slots x %.2f MiB); "
+        "stock's snapshots and windows would take %.3f GiB (%.2f MiB a row)",
+        spec.fold,
         ring_bytes(ring_pool) / GIB,
         spec.rows + 1,
         spec.bytes_per_row / 2**20,
@@ -154,13 +156,13 @@ def init_mamba_pool(
         ring_pool.stock_scratch_bytes_per_row * (spec.rows + 1) / GIB,
         ring_pool.stock_scratch_bytes_per_row / 2**20,
     )
-    logger.info("GDN ReplaySSM verify kernel: %s", kernel_name(spec, spec.max_draft_tokens, ring.d.device))
+    logger.info("GDN ReplaySSM verify kernel: %s", kernel_name(spec, spec.max_draft_tokens, ring.k.device))
 
 
 def ring_bytes(pool: RingPool) -> int:
     """Bytes of ring, cursors, plan and counters as allocated."""
     ring, cursors = pool.ring, pool.cursors
-    return _bytes(ring.d, ring.k, ring.g, cursors.position, cursors.plan, cursors.counters)
+    return _bytes(*ring.tensors().values(), cursors.position, cursors.plan, cursors.counters)
 
 
 def _sliding_view(window: torch.Tensor, drafts: int) -> torch.Tensor:

@@ -64,4 +64,5 @@ def ring_spec(
         window=args.gdn_replayssm_cache_len,
         max_draft_tokens=args.max_speculative_num_draft_tokens,
         activation_dtype=activation_dtype,
+        fold=args.gdn_replayssm_fold,
     )

@@ -23,9 +23,10 @@ def internal_state(original, self: Scheduler, recv_req):
     return result
 
 
-def describe(pool: RingPool) -> dict[str, int]:
-    """Bytes and counters; reading the counters waits for the device, so this is for requests, not for the step."""
+def describe(pool: RingPool) -> dict[str, int | str]:
+    """Policy, sizes and counters. Reading the counters waits for the device: for requests, not for the step."""
     return {
+        "fold": pool.spec.fold,
         "window": pool.spec.window,
         "max_draft_tokens": pool.spec.max_draft_tokens,
         "ring_bytes_per_request": pool.spec.bytes_per_row + pool.window_bytes_per_row,

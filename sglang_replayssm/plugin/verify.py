@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sglang_replayssm.kernels import commit, plan_window, verify
+from sglang_replayssm.kernels import commit, fold_due, plan_window, verify
 from sglang_replayssm.plugin.pool import ring_of
 
 if TYPE_CHECKING:
@@ -133,10 +133,15 @@ def commit_mamba_states_after_verify(
 ) -> None:
     """AROUND commit_mamba_states_after_verify: after the conv rollback, the cursors pass the accepted tokens.
 
+    Rows that are due then fold, if the policy folds after commits.
+
     Args:
         accept_lens: int32 [batch], the bonus token included.
     """
     original(target_worker, batch, accept_lens, accept_index, draft_token_num)
-    pool = ring_of(target_worker.model_runner.req_to_token_pool)
+    req_to_token_pool = target_worker.model_runner.req_to_token_pool
+    pool = ring_of(req_to_token_pool)
     if pool is not None and not batch.forward_mode.is_idle() and accept_index.numel() > 0:
         commit(pool.cursors, batch.req_pool_indices, accept_lens)
+        state = req_to_token_pool.mamba_pool.mamba_cache.temporal
+        fold_due(state, pool.ring, pool.cursors, accept_lens.shape[0])

@@ -47,6 +47,12 @@ SCENARIOS = {
     "3.5-stock-overlap": Scenario("qwen3_5", NEXTN, overlap=True),
     # A ring of two windows folds at every other step or so.
     "3.5-replay": Scenario("qwen3_5", {**NEXTN, **REPLAYSSM, "gdn_replayssm_cache_len": 8}),
+    "next-exact": Scenario(
+        "qwen3_next", {**NEXTN, **REPLAYSSM, "gdn_replayssm_fold": "exact", "gdn_replayssm_cache_len": 8}
+    ),
+    "3.5-every-commit-overlap": Scenario(
+        "qwen3_5", {**NEXTN, **REPLAYSSM, "gdn_replayssm_fold": "every-commit"}, overlap=True
+    ),
     "next-broken-commit": Scenario(
         "qwen3_next", {**NEXTN, **REPLAYSSM}, env={"CPUSIM_BREAK_COMMIT": "1"}, batches=(SINGLE,)
     ),

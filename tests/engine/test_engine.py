@@ -29,9 +29,17 @@ def test_the_tiny_model_is_lively(runs, name):
     assert len(set(stock.batches[0][0].tokens)) > 6
 
 
-@pytest.mark.scenarios("next-stock", "next-replay-overlap", "3.5-stock-overlap", "3.5-replay")
+@pytest.mark.scenarios(
+    "next-stock", "next-replay-overlap", "next-exact", "3.5-stock-overlap", "3.5-replay", "3.5-every-commit-overlap"
+)
 @pytest.mark.parametrize(
-    ("replay", "stock"), [("next-replay-overlap", "next-stock"), ("3.5-replay", "3.5-stock-overlap")]
+    ("replay", "stock"),
+    [
+        ("next-replay-overlap", "next-stock"),
+        ("next-exact", "next-stock"),
+        ("3.5-replay", "3.5-stock-overlap"),
+        ("3.5-every-commit-overlap", "3.5-stock-overlap"),
+    ],
 )
 class TestReplayEqualsStock:
     def test_tokens(self, runs, replay, stock):

@@ -1,8 +1,8 @@
 """A small server's worth of requests, stepped through the kernels next to the recurrence they must equal.
 
-`Lifecycle` owns a ring of any fold policy full of NaN, requests on random rows and slots with random cursors, padding rows in every batch,
-and the same requests' states in an fp64 oracle and an fp32 sequential reference. A test calls `step`, `fold` and
-`restart` in any order and reads `errors()`.
+`Lifecycle` owns a ring of any fold policy full of NaN, requests on random rows and slots with random cursors, padding
+rows in every batch, and the same requests' states in an fp64 oracle and an fp32 sequential reference. A test calls
+`step`, `fold` and `restart` in any order and reads `errors()`.
 """
 
 from __future__ import annotations

@@ -34,6 +34,13 @@ def test_command_line_carries_every_flag():
     assert flags.enabled(args) and args.gdn_replayssm_cache_len == 24 and args.gdn_replayssm_fold == "fp32"
 
 
+@pytest.mark.parametrize("fold", ["fp32", "exact", "every-commit", "bf16"])
+def test_every_fold_policy_is_a_choice(fold):
+    args = parse("--enable-gdn-replayssm-spec", "--speculative-num-draft-tokens", "4", "--gdn-replayssm-fold", fold)
+    assert args.gdn_replayssm_fold == fold
+    flags.raise_on_contradiction(args)
+
+
 def test_unknown_fold_policy_is_refused_by_the_parser(capsys):
     with pytest.raises(SystemExit):
         parse("--gdn-replayssm-fold", "magic")

@@ -7,6 +7,7 @@ import torch
 
 from sglang_replayssm.plugin import memory
 from sglang_replayssm.plugin.pool import ring_of
+from sglang_replayssm.policies import POLICIES
 
 H, HV, K, V, CONV, LAYERS = 2, 4, 32, 32, 4, [0, 1, 2]
 
@@ -26,11 +27,12 @@ def cache_params(state=torch.float32):
     return Mamba2CacheParams(shape=shape, layers=LAYERS, dtype=Mamba2StateDType(conv=torch.bfloat16, temporal=state))
 
 
-def server_args(drafts: int = 4, window: int = 16, **kwargs):
+def server_args(drafts: int = 4, window: int = 16, fold: str = "fp32", **kwargs):
     return SimpleNamespace(
         speculative_num_draft_tokens=drafts,
         max_speculative_num_draft_tokens=drafts,
         gdn_replayssm_cache_len=window,
+        gdn_replayssm_fold=fold,
         get_model_config=lambda: SimpleNamespace(dtype=torch.bfloat16),
         enable_dp_attention=False,
         dp_size=1,
@@ -44,8 +46,8 @@ def build_pool(monkeypatch):
     from sglang.srt import server_args as module
     from sglang.srt.mem_cache.memory_pool import MambaPool
 
-    def build(slots=8, rows=4, drafts=4, window=16, state=torch.float32, **kwargs):
-        args = server_args(drafts, window)
+    def build(slots=8, rows=4, drafts=4, window=16, state=torch.float32, fold="fp32", **kwargs):
+        args = server_args(drafts, window, fold)
         monkeypatch.setattr(module, "get_global_server_args", lambda: args)
         pool = object.__new__(MambaPool)
         memory.init_mamba_pool(
@@ -68,7 +70,7 @@ def tensors_of(pool) -> dict[int, torch.Tensor]:
     ring = ring_of(SimpleNamespace(mamba_pool=pool))
     cache = pool.mamba_cache
     tensors = [*cache.conv, cache.temporal, *pool._intermediate_conv_window_phys]
-    tensors += [ring.ring.d, ring.ring.k, ring.ring.g]
+    tensors += ring.ring.tensors().values()
     tensors += [ring.cursors.position, ring.cursors.plan, ring.cursors.counters]
     return {t.untyped_storage().data_ptr(): t for t in tensors}
 
@@ -120,7 +122,7 @@ def test_ring_is_not_registered_for_rdma(build_pool):
     pool = build_pool()
     addresses, _, _ = pool.get_contiguous_buf_infos()
     ring = ring_of(SimpleNamespace(mamba_pool=pool)).ring
-    for tensor in (ring.d, ring.k, ring.g):
+    for tensor in ring.tensors().values():
         first, last = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
         assert not any(first <= address < last for address in addresses)
     assert len(addresses) == 2 * len(LAYERS)  # conv and temporal of every layer, as stock
@@ -162,20 +164,48 @@ BRANCHES = {
 }
 
 
+@pytest.mark.parametrize("fold", POLICIES)
 @pytest.mark.parametrize("branch", BRANCHES)
 @pytest.mark.parametrize(("drafts", "window"), [(2, 16), (4, 16), (8, 24)])
-def test_reserved_bytes_are_allocated_bytes(build_pool, branch, drafts, window):
+def test_reserved_bytes_are_allocated_bytes(build_pool, branch, drafts, window, fold):
     """Trap 13, in every branch of the stock solver: state, ring, windows and cursors including the +1 rows."""
-    args = server_args(drafts, window, mamba_full_memory_ratio=0.9, **BRANCHES[branch])
+    args = server_args(drafts, window, fold, mamba_full_memory_ratio=0.9, **BRANCHES[branch])
     args.enable_mamba_extra_buffer = lambda: False
     params, gib = cache_params(), 0.25
     left, slots = solve(args, params, gib)
     ratio = 1 if args.disable_radix_cache else 3
     rows = min(args.max_running_requests, slots // ratio)
-    pool = build_pool(slots=slots, rows=rows, drafts=drafts, window=window)
+    pool = build_pool(slots=slots, rows=rows, drafts=drafts, window=window, fold=fold)
     allocated = sum(t.untyped_storage().nbytes() for t in tensors_of(pool).values())
     assert (gib - left) * memory.GIB == pytest.approx(allocated, abs=1024)
     assert args.speculative_num_draft_tokens == drafts  # put back
+
+
+@pytest.mark.parametrize(
+    ("fold", "buffers", "records"),
+    [
+        ("fp32", {"k": torch.bfloat16, "d": torch.float32, "g": torch.float32}, 16 + 4),
+        (
+            "exact",
+            {
+                "k": torch.bfloat16,
+                "d": torch.float32,
+                "g": torch.float32,
+                "v": torch.bfloat16,
+                "gates": torch.float32,
+            },
+            16,
+        ),
+        ("every-commit", {"k": torch.bfloat16, "v": torch.bfloat16, "gates": torch.float32}, 4),
+        ("bf16", {"k": torch.bfloat16, "d": torch.bfloat16, "g": torch.float32}, 16 + 4),
+    ],
+)
+def test_a_policy_gets_only_the_buffers_that_it_needs(build_pool, fold, buffers, records):
+    pool = ring_of(SimpleNamespace(mamba_pool=build_pool(fold=fold)))
+    assert {name: tensor.dtype for name, tensor in pool.ring.tensors().items()} == buffers
+    assert {tensor.shape[3] for tensor in pool.ring.tensors().values()} == {records}
+    rows = pool.spec.rows + 1
+    assert sum(tensor.nbytes for tensor in pool.ring.tensors().values()) == rows * pool.spec.bytes_per_row
 
 
 def test_freed_memory_becomes_requests_or_kv_cache():

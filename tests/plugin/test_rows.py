@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -125,6 +126,27 @@ def test_a_continued_row_with_records_is_folded(world):
     torch.testing.assert_close(state[:, 4], expected, rtol=1e-5, atol=1e-5)
     assert torch.equal(state[:, [3, 5, 6, 7]], before[:, [3, 5, 6, 7]])
     assert position(pool, 1) == (1, 0) and position(pool, 2) == (0, 0)
+
+
+def test_a_continued_row_is_replayed_if_the_policy_records_inputs():
+    """The same by the other kind of fold: one token with beta 1 and no decay puts its value at its key."""
+    spec = replace(SPEC, fold="exact")
+    pool = RingPool(spec, Ring.allocate(spec, "cpu"), Cursors.allocate(spec, "cpu"), 0, 0, 0)
+    mamba_pool = SimpleNamespace(mamba_cache=SimpleNamespace(temporal=torch.randn(2, 8, 2, 16, 16)))
+    pool.attach(mamba_pool)
+    world = SimpleNamespace(mamba_pool=mamba_pool, get_mamba_indices=lambda r: (r + 3).to(torch.int32))
+    runner = SimpleNamespace(req_to_token_pool=world, is_draft_worker=False)
+    record, state = 7, mamba_pool.mamba_cache.temporal
+    before, value = state.clone(), torch.randn(2, 2, 16)
+    pool.ring.k[:, 1, :, record, 3] = 1000.0  # so that the norm's epsilon does not show
+    pool.ring.v[:, 1, :, record] = value
+    pool.ring.gates[:, 1, :, record, 1] = 1.0
+    set_position(pool, 1, record, 1)
+    extend(runner, 1)
+    torch.testing.assert_close(state[:, 4, :, :, 3], value)
+    others = [column for column in range(16) if column != 3]
+    assert torch.equal(state[:, 4][..., others], before[:, 4][..., others])
+    assert position(pool, 1) == (0, 0)  # R = W = 8: wraps
 
 
 def test_chunked_prefill_keeps_an_empty_row_empty(world):

@@ -23,9 +23,12 @@ def scatter_windows(conv, windows, slots, steps):
             conv[:, slot] = windows[:, row, step]
 
 
-@pytest.fixture
-def server(monkeypatch):
-    """SGLang's pool and backend with our hooks, three GDN layers, and the fp64 truth of every request row."""
+@pytest.fixture(params=["fp32"])
+def server(request, monkeypatch):
+    """SGLang's pool and backend with our hooks, three GDN layers, and the fp64 truth of every request row.
+
+    Its parameter is the fold policy.
+    """
     from sglang.srt import server_args as module
     from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateDType, Mamba2StateShape
     from sglang.srt.layers.attention.linear.gdn_backend import GDNAttnBackend
@@ -34,7 +37,7 @@ def server(monkeypatch):
     from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool, MambaPool
 
     torch.manual_seed(0)
-    args = server_args(T_MAX, WINDOW)
+    args = server_args(T_MAX, WINDOW, request.param)
     args.get_model_config = lambda: SimpleNamespace(dtype=torch.float32)
     monkeypatch.setattr(module, "get_global_server_args", lambda: args)
     stock = MambaPool.__init__
@@ -228,6 +231,7 @@ class Server:
         assert int(self.ring.cursors.position[row, WRITE_POS]) == 0
 
 
+@pytest.mark.parametrize("server", ["fp32", "exact", "every-commit"], indirect=True)
 def test_life_cycle_with_padding_changing_drafts_and_reuse(server):
     """Traps 2, 3, 5 and 6 through SGLang's own metadata, conv and commit."""
     first, second = server.admit(), server.admit()
@@ -242,7 +246,8 @@ def test_life_cycle_with_padding_changing_drafts_and_reuse(server):
     server.assert_state(second)
 
     server.pool.free(SimpleNamespace(req_pool_idx=second))
-    server.ring.ring.d[:, second] = float("nan")
+    for tensor in server.ring.ring.tensors().values():
+        tensor[:, second] = float("nan")
     third = server.admit()
     server.step([third, first], [4, 4])
     server.step([third], [3])

@@ -33,6 +33,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from ...policies import FP32
 from ..primitives import (
     NORM_EPSILON,
     PLAN_BASE,
@@ -47,7 +48,6 @@ from ..primitives import (
     two_sum,
     wrap,
 )
-from ...policies import FP32
 from ..ring import Cursors, Ring, RingSpec
 from .triton import _checked_batch
 

@@ -1,0 +1,113 @@
+"""`exact` and `every-commit` against SGLang's own kernel, bit for bit: interpreted here, compiled on a GPU."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from lifecycle import Case, Lifecycle
+from stock import Stock
+
+from sglang_replayssm.kernels.ring import WRITE_POS
+
+BIT_IDENTICAL = ("exact", "every-commit")
+
+
+class Twins:
+    """A life cycle and SGLang's kernel on the same requests; every method ends with the comparison of their bits."""
+
+    def __init__(self, case: Case, device: str):
+        self.life = Lifecycle(case, device)
+        self.stock = Stock(self.life)
+        self.same_outputs = self.life.spec.policy.factors is None
+        self.compared = 0
+
+    def step(self, T: int, accepted: torch.Tensor, commit: bool = True) -> None:
+        life, interpreted = self.life, self.life.device == "cpu"
+        inputs = life.inputs(T)
+        out_fp32 = life.step(T, accepted.tolist(), inputs=inputs, commit=commit)
+        # Interpreted, SGLang's kernel truncates its bf16 outputs: there they are compared before the cast.
+        expected = self.stock.step(inputs, T, accepted if commit else torch.zeros_like(accepted), fp32=interpreted)
+        if self.same_outputs:
+            ours = out_fp32.view(-1, T, *out_fp32.shape[1:])[life.live]
+            assert torch.equal(ours if interpreted else ours.to(expected.dtype), expected)
+        self.compare()
+
+    def compare(self) -> None:
+        """Checkpoints of the rows without records, which are all rows under `every-commit`."""
+        life = self.life
+        empty = life.cursors.position[life.rows[life.live], WRITE_POS] == 0
+        assert not self.same_outputs or empty.all()
+        ours = life.state[0, life.slots[life.live].long()]
+        assert torch.equal(ours[empty], self.stock.live_states()[empty])
+        self.compared += int(empty.sum())
+
+    def fold(self) -> None:
+        self.life.fold()
+        self.compare()
+
+    def restart(self, request: int) -> None:
+        self.life.restart(request)
+        self.stock.restart(request)
+
+
+def live_through(case: Case, device: str, steps: int) -> Twins:
+    """Random draft lengths and acceptance (rejected drafts included), lost commits, folds from outside, restarts."""
+    twins = Twins(case, device)
+    life = twins.life
+    for step in range(1, steps + 1):
+        T = int(torch.randint(1, case.max_draft_tokens + 1, (), generator=life.random, device=device))
+        twins.step(T, life.draw(0, T), commit=step % 5 != 0)
+        if step % 7 == 0:
+            twins.fold()
+        if step % 11 == 0:
+            twins.restart(0)
+    twins.fold()
+    assert life.folds > case.requests
+    return twins
+
+
+@pytest.mark.parametrize("fold", BIT_IDENTICAL)
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(window=6, num_v_heads=1, requests=2, padding=0),
+        Case(window=8, max_draft_tokens=5, regime="slow", dtype=torch.float32, requests=1, padding=1),
+        Case(window=4, max_draft_tokens=2, head_k_dim=16, head_v_dim=64, regime="fast", requests=1, padding=0),
+    ],
+    ids=lambda case: f"{case.regime}-W{case.window}-T{case.max_draft_tokens}-K{case.head_k_dim}-V{case.head_v_dim}",
+)
+def test_any_life_cycle(case: Case, fold: str, device: str) -> None:
+    live_through(replace(case, fold=fold), device, steps=16)
+
+
+@pytest.mark.parametrize("fold", BIT_IDENTICAL)
+def test_every_acceptance_pattern_of_two_steps(fold: str, device: str) -> None:
+    """All pairs of accepted lengths 0..T in successive steps, the batch rows each running one."""
+    T = 3
+    pairs = torch.cartesian_prod(torch.arange(T + 1), torch.arange(T + 1)).to(device)
+    case = Case(window=T, max_draft_tokens=T, num_v_heads=1, head_k_dim=16, head_v_dim=16, requests=16, padding=0)
+    twins = Twins(replace(case, fold=fold), device)
+    for column in (0, 1):
+        twins.step(T, pairs[:, column])
+    twins.fold()
+    assert twins.compared >= 16
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fold", BIT_IDENTICAL)
+@pytest.mark.parametrize("regime", ["slow", "mixed", "fast"])
+@pytest.mark.parametrize("T", [1, 2, 4, 8])
+def test_model_sizes(T: int, regime: str, fold: str) -> None:
+    """Qwen3.5-35B-A3B's heads over 300 steps of random draft lengths."""
+    heads = {"num_k_heads": 16, "num_v_heads": 32, "head_k_dim": 128, "head_v_dim": 128}
+    case = Case(**heads, max_draft_tokens=T, regime=regime, requests=12, padding=2, fold=fold)
+    live_through(case, "cuda", steps=300)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fold", BIT_IDENTICAL)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize(("K", "V"), [(16, 16), (32, 128), (64, 64), (128, 16), (256, 256)])
+def test_sizes_and_dtypes(K: int, V: int, dtype: torch.dtype, fold: str) -> None:
+    case = Case(num_k_heads=2, num_v_heads=8, head_k_dim=K, head_v_dim=V, dtype=dtype, requests=6, fold=fold)
+    live_through(case, "cuda", steps=60)
