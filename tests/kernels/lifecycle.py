@@ -15,10 +15,30 @@ from types import SimpleNamespace
 import torch
 
 from sglang_replayssm import kernels
+from sglang_replayssm.kernels.cursors import naive as naive_cursors
+from sglang_replayssm.kernels.fold import naive as naive_fold
 from sglang_replayssm.kernels.recurrence import recurrence
 from sglang_replayssm.kernels.ring import CACHE_BASE, WRITE_POS, Cursors, Ring, RingSpec
+from sglang_replayssm.kernels.verify.naive import verify as naive_verify
 
 TRITON = SimpleNamespace(**{name: getattr(kernels, name) for name in kernels.__all__})
+NAIVE = SimpleNamespace(
+    plan_window=naive_cursors.plan_window,
+    commit=naive_cursors.commit,
+    reset=naive_cursors.reset,
+    verify=naive_verify,
+    fold=naive_fold.fold,
+    fold_due=naive_fold.fold_due,
+)
+# The same in fp64: what is left is a wrong formula.
+NAIVE_FP64 = SimpleNamespace(
+    **{
+        **vars(NAIVE),
+        "verify": lambda *args, **kwargs: naive_verify(*args, **kwargs, dtype=torch.float64),
+        "fold": lambda *args: naive_fold.fold(*args, dtype=torch.float64),
+        "fold_due": lambda *args: naive_fold.fold_due(*args, dtype=torch.float64),
+    }
+)
 
 # Accuracy bars: largest error as a multiple of the fp32 sequential recurrence's own, per decay regime.
 BARS = {"slow": 1.0, "mixed": 1.0, "fast": 1.5}
@@ -113,7 +133,7 @@ class Lifecycle:
 
         self.A_log, self.dt_bias = self._gate_parameters()
         self.folds = 0
-        self._errors = {name: RelativeError() for name in ("out", "out_reference", "state", "state_reference")}
+        self.forget_errors()
 
     def normal(self, *shape: int) -> torch.Tensor:
         return torch.randn(*shape, device=self.device, generator=self.random)
@@ -212,6 +232,10 @@ class Lifecycle:
         self.state[0, self.slots[request].long()] = fresh
         self.oracle[request] = fresh.double()
         self.reference[request] = fresh
+
+    def forget_errors(self) -> None:
+        """Measure from here on."""
+        self._errors = {name: RelativeError() for name in ("out", "out_reference", "state", "state_reference")}
 
     def errors(self) -> Errors:
         return Errors(**{name: error.value for name, error in self._errors.items()}, folds=self.folds)

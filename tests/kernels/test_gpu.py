@@ -4,6 +4,8 @@ import pytest
 import torch
 from lifecycle import TRITON, Case, Lifecycle, run
 
+from sglang_replayssm.policies import POLICIES
+
 pytestmark = pytest.mark.gpu
 
 # Qwen3.5-35B-A3B's heads.
@@ -50,9 +52,10 @@ def test_windows(window: int) -> None:
     errors.check("mixed")
 
 
-def test_trap_16_capture_and_replay() -> None:
+@pytest.mark.parametrize("fold", POLICIES)
+def test_trap_16_capture_and_replay(fold: str) -> None:
     """A captured step, replayed while the cursors move, equals the same steps launched one by one, bit for bit."""
-    case = Case(**MODEL, requests=6, padding=2)
+    case = Case(**MODEL, requests=6, padding=2, fold=fold)
     eager, graphed = Lifecycle(case, "cuda"), Lifecycle(case, "cuda")
     static = [torch.empty_like(x) for x in graphed.inputs(4)]
     accepted = torch.zeros_like(graphed.rows)
@@ -62,6 +65,7 @@ def test_trap_16_capture_and_replay() -> None:
         TRITON.plan_window(life.cursors, life.rows, life.slots)
         TRITON.verify(*inputs, life.A_log, life.dt_bias, life.state[0], life.ring.layer(0), life.cursors, 4, out=out)
         TRITON.commit(life.cursors, life.rows, accepted)
+        TRITON.fold_due(life.state, life.ring, life.cursors, life.rows.numel())
 
     # Compile and capture as a server does: on row 0 and slot 0.
     rows, slots = graphed.rows.clone(), graphed.slots.clone()
@@ -91,9 +95,10 @@ def test_trap_16_capture_and_replay() -> None:
     assert torch.equal(graphed.cursors.counters, eager.cursors.counters) and eager.cursors.counters[1] > 6
 
 
-def test_trap_12_slots_past_2_31_elements(shift: int = 2**31 // 256**2) -> None:
+@pytest.mark.parametrize("fold", POLICIES)
+def test_trap_12_slots_past_2_31_elements(fold: str, shift: int = 2**31 // 256**2) -> None:
     """The same requests in low and in high slots: equal, bit for bit, through steps and folds."""
-    case = Case(head_k_dim=256, head_v_dim=256, num_v_heads=1, requests=2)
+    case = Case(head_k_dim=256, head_v_dim=256, num_v_heads=1, requests=2, fold=fold)
     low, high = Lifecycle(case, "cuda"), Lifecycle(case, "cuda")
     high.state = torch.zeros(1, shift + low.state.shape[1], *low.state.shape[2:], device="cuda")
     high.state[:, shift:] = low.state

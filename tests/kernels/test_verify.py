@@ -1,40 +1,19 @@
 """Verify against the recurrence: properties over life cycles, and the traps that others fell into, by name."""
 
 import importlib
-from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from lifecycle import TRITON, Case, Lifecycle
+from lifecycle import NAIVE, NAIVE_FP64, TRITON, Case, Lifecycle
 
 from sglang_replayssm.kernels import Cursors, Ring, RingSpec, plan_window, verify
-from sglang_replayssm.kernels.cursors import naive as naive_cursors
-from sglang_replayssm.kernels.fold import naive as naive_fold
-from sglang_replayssm.kernels.verify.naive import verify as naive_verify
 from sglang_replayssm.policies import POLICIES
 
-NAIVE = SimpleNamespace(
-    plan_window=naive_cursors.plan_window,
-    commit=naive_cursors.commit,
-    reset=naive_cursors.reset,
-    verify=naive_verify,
-    fold=naive_fold.fold,
-    fold_due=naive_fold.fold_due,
-)
-# The same in fp64: what is left is a wrong formula.
-NAIVE_FP64 = SimpleNamespace(
-    **{
-        **vars(NAIVE),
-        "verify": lambda *args, **kwargs: naive_verify(*args, **kwargs, dtype=torch.float64),
-        "fold": lambda *args: naive_fold.fold(*args, dtype=torch.float64),
-        "fold_due": lambda *args: naive_fold.fold_due(*args, dtype=torch.float64),
-    }
-)
 # Shrinking a failure takes the interpreter minutes; the case drawn first is small enough.
 PROPERTY = {"deadline": None, "suppress_health_check": list(HealthCheck), "phases": [Phase.reuse, Phase.generate]}
-ACCURATE = ("fp32", "fp32", "exact", "every-commit")  # fold policies whose only error is fp32 rounding
+ACCURATE = ("fp32", "exact", "every-commit")  # fold policies whose only error is fp32 rounding
 EXACT = 1e-6  # a few fp32 roundings; a wrong formula, record or mask is off by far more
 
 
@@ -44,7 +23,7 @@ def check(life: Lifecycle, tolerance: float = EXACT) -> None:
 
 
 @st.composite
-def cases(draw, sizes=(16, 32, 64), folds=ACCURATE) -> Case:
+def cases(draw, sizes=(16, 32, 64)) -> Case:
     heads, group, requests = draw(st.sampled_from([(1, 1, 2), (2, 1, 1), (1, 2, 2), (2, 2, 1), (1, 4, 1)]))
     max_draft_tokens = draw(st.sampled_from([1, 2, 3, 4, 4, 5, 8, 16]))
     return Case(
@@ -59,7 +38,7 @@ def cases(draw, sizes=(16, 32, 64), folds=ACCURATE) -> Case:
         requests=requests,
         padding=draw(st.integers(0, 1)),
         seed=draw(st.integers(0, 99)),
-        fold=draw(st.sampled_from(folds)),
+        fold=draw(st.sampled_from(ACCURATE)),
     )
 
 
@@ -164,9 +143,10 @@ def test_bf16_outputs_are_rounded_to_nearest(device: str) -> None:
 # --- Traps (design.md, section 4) -------------------------------------------------------------------------------------
 
 
-def test_trap_2_row_and_slot_reuse(device: str) -> None:
+@pytest.mark.parametrize("fold", ACCURATE)
+def test_trap_2_row_and_slot_reuse(fold: str, device: str) -> None:
     """A restarted row must not see its predecessor's records: they are NaN here."""
-    life = Lifecycle(Case(), device)
+    life = Lifecycle(Case(fold=fold), device)
     life.step()
     life.step()
     life.restart(0)
@@ -191,9 +171,10 @@ def test_trap_3_padding_rows_touch_nothing(device: str) -> None:
         torch.testing.assert_close(new, old, rtol=0, atol=0, equal_nan=True)
 
 
-def test_trap_3_graph_capture_rows(device: str) -> None:
+@pytest.mark.parametrize("fold", ACCURATE)
+def test_trap_3_graph_capture_rows(fold: str, device: str) -> None:
     """Capture runs whole batches on row 0 and slot 0: finite, and cursors and other rows stay as they are."""
-    life = Lifecycle(Case(padding=0, requests=2), device)
+    life = Lifecycle(Case(padding=0, requests=2, fold=fold), device)
     live_rows = life.rows.clone()
     before, state = life.cursors.position.clone(), life.state.clone()
     inputs, gates = life.inputs(4), (life.A_log, life.dt_bias)
@@ -203,13 +184,16 @@ def test_trap_3_graph_capture_rows(device: str) -> None:
         plan_window(life.cursors, life.rows, life.slots)
         out = verify(*inputs, *gates, life.state[0], life.ring.layer(0), life.cursors, 4)
         TRITON.commit(life.cursors, life.rows, torch.full_like(life.rows, 4))
+        TRITON.fold_due(life.state, life.ring, life.cursors, len(life.rows))
         assert out.isfinite().all()
     assert torch.equal(life.cursors.position, before) and torch.equal(life.state, state)
-    assert life.ring.d[:, live_rows].isnan().all() and not life.cursors.counters.any()
+    assert all(x[:, live_rows].isnan().all() for x in life.ring.tensors().values())
+    assert not life.cursors.counters.any()
 
 
-def test_trap_4_idle_batch(device: str) -> None:
-    life = Lifecycle(Case(), device)
+@pytest.mark.parametrize("fold", ACCURATE)
+def test_trap_4_idle_batch(fold: str, device: str) -> None:
+    life = Lifecycle(Case(fold=fold), device)
     inputs = [x[:0] for x in life.inputs(4)]
     out = verify(*inputs, life.A_log, life.dt_bias, life.state[0], life.ring.layer(0), life.cursors, 4)
     assert out.shape == (0, 2, 32)
@@ -224,9 +208,10 @@ def test_trap_5_wrap_around_many_times(accepted: int, device: str) -> None:
     check(life)
 
 
-def test_trap_6_draft_length_changes(device: str) -> None:
+@pytest.mark.parametrize("fold", ACCURATE)
+def test_trap_6_draft_length_changes(fold: str, device: str) -> None:
     """Folding by the current T instead of T_max would lose tokens when T grows again."""
-    life = Lifecycle(Case(max_draft_tokens=4, window=6, requests=1), device)
+    life = Lifecycle(Case(max_draft_tokens=4, window=6, requests=1, fold=fold), device)
     for T in (1, 2, 1, 4, 3, 1, 1, 4):
         life.step(T, accepted=[T, 0])
         assert int(life.cursors.position[:, 1].max()) <= life.spec.window
@@ -254,8 +239,9 @@ def test_fold_then_verify_equals_verify(device: str) -> None:
     torch.testing.assert_close(plain.step(), folded.step(), rtol=1e-5, atol=1e-6)
 
 
-def test_keys_and_queries_of_zeros(device: str) -> None:
-    life = Lifecycle(Case(requests=1), device)
+@pytest.mark.parametrize("fold", ACCURATE)
+def test_keys_and_queries_of_zeros(fold: str, device: str) -> None:
+    life = Lifecycle(Case(requests=1, fold=fold), device)
     for _ in range(3):
         inputs = life.inputs(4)
         inputs[0].zero_()
@@ -265,9 +251,10 @@ def test_keys_and_queries_of_zeros(device: str) -> None:
     check(life)
 
 
-def test_extreme_gates(device: str) -> None:
+@pytest.mark.parametrize("fold", ACCURATE)
+def test_extreme_gates(fold: str, device: str) -> None:
     """Softplus and sigmoid at both ends: decay 1 and 0, beta 0 and 1."""
-    life = Lifecycle(Case(requests=1, dtype=torch.float32), device)
+    life = Lifecycle(Case(requests=1, dtype=torch.float32, fold=fold), device)
     for gate in (-100.0, 100.0, 19.99, 20.01):
         inputs = life.inputs(4)
         inputs[3].fill_(gate)
