@@ -70,9 +70,11 @@ def resources(cubin: bytes) -> dict[str, int]:
 class Case:
     """Tensors of one shape: enough of them to call any kernel."""
 
-    def __init__(self, dtype: torch.dtype, T: int, D: int, batch: int, window: int, H: int = 16, HV: int = 32) -> None:
+    def __init__(
+        self, dtype: torch.dtype, T: int, D: int, batch: int, window: int, H: int = 16, HV: int = 32, fold: str = "fp32"
+    ) -> None:
         self.T = T
-        self.spec = kernels.RingSpec(1, batch, H, HV, D, D, window, max(T, 1), dtype)
+        self.spec = kernels.RingSpec(1, batch, H, HV, D, D, window, max(T, 1), dtype, fold)
         self.ring = kernels.Ring.allocate(self.spec, "cpu")
         self.cursors = kernels.Cursors.allocate(self.spec, "cpu")
         self.qkv = torch.empty(batch * T, (2 * H + HV) * D, dtype=dtype)
@@ -90,6 +92,9 @@ class Case:
 
     def fold(self) -> None:
         kernels.fold(self.state, self.ring, self.cursors, self.rows, self.slots)
+
+    def fold_due(self) -> None:
+        kernels.fold_due(self.state, self.ring, self.cursors, len(self.rows))
 
 
 def verify_variants() -> Iterator[Variant]:
@@ -109,7 +114,16 @@ def fold_variants() -> Iterator[Variant]:
             yield f"fold   {str(dtype)[6:]:8} K=V={D:<3} W=16", Case(dtype, 4, D, batch=4, window=16).fold
 
 
-VARIANTS = (verify_variants, fold_variants)
+def policy_variants() -> Iterator[Variant]:
+    for fold in ("exact", "every-commit", "bf16"):
+        for T in (4, 8):
+            case = Case(torch.bfloat16, T, 128, batch=16, window=16, fold=fold)
+            yield f"verify {fold:12} K=V=128 T={T}  W=16", case.verify
+    yield "replay K=V=128", Case(torch.bfloat16, 4, 128, batch=16, window=16, fold="exact").fold_due
+    yield "fold   bf16 K=V=128", Case(torch.bfloat16, 4, 128, batch=16, window=16, fold="bf16").fold
+
+
+VARIANTS = (verify_variants, fold_variants, policy_variants)
 
 
 def main(wanted: list[str]) -> None:

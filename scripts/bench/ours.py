@@ -23,9 +23,10 @@ def _attribute(module: str, name: str):
 
 
 class ReplaySSM(Variant):
-    """Lazy fold of fp32 records, fp32-accurate: plan_window, one verify a layer, commit."""
+    """Lazy fold of fp32 records, fp32-accurate: plan_window, one verify a layer, commit, folds that are due."""
 
     name = "replayssm"
+    fold = "fp32"
     source = ("", "verify")
     tolerance = 1e-5
     folds_before_window = True
@@ -33,10 +34,10 @@ class ReplaySSM(Variant):
     def __init__(self, setup: Setup) -> None:
         self._verify = _attribute(*self.source)
         self._plan, self._commit = _attribute("", "plan_window"), _attribute("", "commit")
+        self._fold_due = _attribute("", "fold_due")
         super().__init__(setup)
         ring_type, cursors_type, spec_type = (_attribute("", n) for n in ("Ring", "Cursors", "RingSpec"))
         shape = setup.shape
-        window = max(setup.window, shape.draft_tokens)
         spec = spec_type(
             setup.layers,
             setup.capacity,
@@ -44,16 +45,17 @@ class ReplaySSM(Variant):
             shape.num_v_heads,
             shape.head_dim,
             shape.head_dim,
-            window,
+            max(setup.window, shape.draft_tokens),
             shape.draft_tokens,
             ACTIVATION,
+            self.fold,
         )
         self.ring = ring_type.allocate(spec, setup.device)
         self.layers = [self.ring.layer(i) for i in range(setup.layers)]
         self.cursors = cursors_type.allocate(spec, setup.device)
         self.out = torch.empty(shape.tokens, shape.num_v_heads, shape.head_dim, dtype=ACTIVATION, device=setup.device)
-        self.rule = FoldRule(window - shape.draft_tokens)
-        self.config = f"W={window}"
+        self.rule = FoldRule(spec.window - shape.draft_tokens, in_commit=not self.folds_before_window)
+        self.config = f"W={spec.window}"
 
     @property
     def modules(self):
@@ -83,6 +85,7 @@ class ReplaySSM(Variant):
 
     def commit(self) -> None:
         self._commit(self.cursors, self.setup.rows, self.setup.accepted)
+        self._fold_due(self.state, self.ring, self.cursors, self.shape.batch)
 
     def traffic(self, cycle: Cycle) -> float:
         """S read, S written by rows that fold, history read, window's records written."""
@@ -101,4 +104,51 @@ class Hopper(ReplaySSM):
     source = (".verify.hopper", "verify_hopper")
 
 
-VARIANTS = (Hopper, PortableTriton, ReplaySSM)
+class Exact(ReplaySSM):
+    """The same window solve; folds replay the raw inputs."""
+
+    name = "replayssm-exact"
+    fold = "exact"
+    tolerance = 1e-4  # SGLang's softplus
+    folds_before_window = False
+
+    def traffic(self, cycle: Cycle) -> float:
+        """S read, and read and written by rows that fold; factors read; factors and inputs written, inputs folded."""
+        factors = record_bytes(self.shape, per_v=4, per_k=2, per_head=8)
+        values = record_bytes(self.shape, per_v=2, per_k=0, per_head=8)
+        keys = record_bytes(self.shape, per_v=0, per_k=2, per_head=0)
+        ring = factors * (cycle.history + self.shape.draft_tokens) + values * self.shape.draft_tokens
+        ring += (values + keys) * cycle.fold_rate * cycle.folded
+        return state_bytes(self.shape) * (1 + 2 * cycle.fold_rate) + ring + activation_bytes(self.shape)
+
+
+class EveryCommit(ReplaySSM):
+    """The recurrence without copies; every commit replays the accepted inputs."""
+
+    name = "replayssm-every-commit"
+    fold = "every-commit"
+    tolerance = 1e-4
+    folds_before_window = False
+
+    def traffic(self, cycle: Cycle) -> float:
+        """S read by verify, read and written by the replay; inputs written, their accepted part read."""
+        raw = record_bytes(self.shape, per_v=2, per_k=2, per_head=8)
+        ring = raw * (self.shape.draft_tokens + cycle.accepted)
+        return 3 * state_bytes(self.shape) + ring + activation_bytes(self.shape)
+
+
+class Bf16(ReplaySSM):
+    """Records and folded checkpoints in bf16, as in the source document."""
+
+    name = "replayssm-bf16"
+    fold = "bf16"
+    tolerance = 3e-2
+
+    def traffic(self, cycle: Cycle) -> float:
+        """As with fp32 records, of two bytes an element."""
+        record = record_bytes(self.shape, per_v=2, per_k=2, per_head=8)
+        state = state_bytes(self.shape) * (1 + cycle.fold_rate)
+        return state + record * (cycle.history + self.shape.draft_tokens) + activation_bytes(self.shape)
+
+
+VARIANTS = (Hopper, PortableTriton, ReplaySSM, Exact, EveryCommit, Bf16)

@@ -140,6 +140,13 @@ def test_ours_is_called_correctly(monkeypatch):
     assert errors.folds > 0 and errors.output < 1e-6 and errors.state < 1e-6
 
 
+@interpreted
+@pytest.mark.parametrize("name", ["replayssm-exact", "replayssm-every-commit", "replayssm-bf16"])
+def test_fold_policies_are_called_correctly(name, monkeypatch):
+    errors, tolerance = errors_of(name, monkeypatch), registry.VARIANTS[name].tolerance
+    assert errors.folds > 0 and errors.output < tolerance and errors.state < tolerance
+
+
 class FakeTimer:
     """Instead of a GPU: runs the steps it would capture, and makes up times."""
 

@@ -251,10 +251,7 @@ def _verify(
         for t in tl.static_range(T):
             u *= tl.where(column_token >= t, keep[t], 1.0)[None, :]
             s_k = tl.sum(tl.where((c == t)[None, :], u, 0.0), axis=1)
-            v_t = tl.load(v + t * v_stride + vs)
-            if ring_v is not None:
-                tl.store(ring_v + wrap(first + t, R) * V + vs, v_t)
-            d_t = beta[t] * (v_t.to(tl.float32) - s_k)
+            d_t = beta[t] * (tl.load(v + t * v_stride + vs).to(tl.float32) - s_k)
             u += d_t[:, None] * sees[t][None, :]
             new_d = tl.where((c == t)[None, :], d_t[:, None], new_d)
         is_out = (real & ~is_key)[None, :]
@@ -269,6 +266,13 @@ def _verify(
         for i in tl.range(0, TILES, num_stages=1):
             vs = (part * TILES + i) * BLOCK_V + tl.arange(0, BLOCK_V)
             fold_tile(state, ring_d, keys, decay, weight, at, live, vs, V, K)
+
+    # The values too, which the loop above has had in other registers.
+    if ring_v is not None:
+        for i in tl.range(0, TILES, num_stages=1):
+            vs = (part * TILES + i) * BLOCK_V + tl.arange(0, BLOCK_V)
+            values = tl.load(v + token[None, :] * v_stride + vs[:, None])
+            tl.store(ring_v + new_at[None, :] * V + vs[:, None], values, mask=(is_key & real)[None, :])
 
 
 def verify(
