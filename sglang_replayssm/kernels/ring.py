@@ -102,9 +102,11 @@ class RingSpec:
         """Bytes of cursors, step plan and counters of the whole worker."""
         return (self.rows + 1) * 2 * 4 + (self.rows + 1) * PLAN_COLUMNS * 4 + 8 * len(Cursors.COUNTERS)
 
-    def must_fold(self, write_pos: torch.Tensor) -> torch.Tensor:
-        """The fold rule: a row folds when its ring might not take another window, of the *largest* draft length."""
-        return write_pos + self.max_draft_tokens > self.window
+    @property
+    def full(self) -> int:
+        """Committed records from which on a row folds: its ring might not take another window, of the *largest* draft
+        length."""
+        return self.window - self.max_draft_tokens + 1
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,6 @@ from .primitives import NORM_EPSILON, SOFTPLUS_LIMIT
 
 STOCK_BLOCK_V = 32
 STOCK_WARPS = 1
-# GATE_COLUMNS of `Ring.gates`: log-decay, beta.
-GATE_COLUMNS = 2
 
 
 @triton.jit

@@ -12,7 +12,7 @@ def plan_window(cursors: Cursors, rows: torch.Tensor, slots: torch.Tensor) -> No
     for n, (row, slot) in enumerate(zip(rows.tolist(), slots.tolist(), strict=True)):
         base, count = cursors.position[row].tolist()
         live = slot >= 0 and row > 0
-        fold = live and bool(cursors.spec.must_fold(cursors.position[row, WRITE_POS]))
+        fold = live and count >= cursors.spec.full
         cursors.plan[n, :5] = torch.tensor([slot, row, base, count, fold])
         if fold:
             cursors.position[row, CACHE_BASE] = (base + count) % cursors.spec.records

@@ -24,8 +24,7 @@ def _plan_window(
     rows,
     slots,
     batch,
-    W: tl.constexpr,
-    T_MAX: tl.constexpr,
+    FULL: tl.constexpr,
     R: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -36,7 +35,7 @@ def _plan_window(
     base = tl.load(position + 2 * row, mask=inside, other=0)
     count = tl.load(position + 2 * row + 1, mask=inside, other=0)
     live = (row > 0) & (slot >= 0)
-    fold = live & (count + T_MAX > W)
+    fold = live & (count >= FULL)
 
     line = plan + n * PLAN_COLUMNS
     tl.store(line + PLAN_SLOT, slot, mask=inside)
@@ -75,7 +74,8 @@ def _reset(position, rows, batch, BLOCK: tl.constexpr):
 def plan_window(cursors: Cursors, rows: torch.Tensor, slots: torch.Tensor) -> None:
     """Start a step: write `cursors.plan`, and empty the rows that fold in it.
 
-    The fold decision of the step is taken here and nowhere else. `verify` of every layer must follow: a folding row
+    Which rows this step's verify folds is decided here and nowhere else (none, if the policy folds after commits, by
+    `fold_due`). `verify` of every layer must follow: a folding row
     counts as folded from now on (its cursors already say so), while its plan still describes the history to fold.
 
     Args:
@@ -101,15 +101,14 @@ def plan_window(cursors: Cursors, rows: torch.Tensor, slots: torch.Tensor) -> No
             rows,
             slots,
             batch,
-            W=spec.window,
-            T_MAX=spec.max_draft_tokens,
+            FULL=spec.full,
             R=spec.records,
             BLOCK=BLOCK,
         )
 
 
 def commit(cursors: Cursors, rows: torch.Tensor, accepted: torch.Tensor) -> None:
-    """End a step: keep the first `accepted[n]` records that its verify wrote for row `rows[n]`.
+    """End a step: keep the first `accepted[n]` records that its verify wrote for row `rows[n]`. `fold_due` must follow.
 
     Args:
         rows: int32 or int64 [B]; row 0 is skipped.

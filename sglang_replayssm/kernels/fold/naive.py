@@ -73,7 +73,7 @@ def fold_due(state: torch.Tensor, ring: Ring, cursors: Cursors, batch: int, dtyp
         return
     rows, slots = cursors.plan[:batch, PLAN_ROW], cursors.plan[:batch, PLAN_SLOT]
     live = (rows > 0) & (slots >= 0)
-    due = live & ring.spec.must_fold(cursors.position[rows.long(), WRITE_POS])
+    due = live & (cursors.position[rows.long(), WRITE_POS] >= ring.spec.full)
     fold(state, ring, cursors, rows[due], slots[due], dtype)
     cursors.counters[1] += int(due.sum())
 

@@ -121,7 +121,7 @@ def fold_due(state: torch.Tensor, ring: Ring, cursors: Cursors, batch: int) -> N
     """Right after `commit`: fold the rows of the step whose rings might not take another window.
 
     That is when policies fold that replay inputs; for the others, whose verify folds, this does nothing. The slots are
-    those of the step's plan: what the row's slot is by now, an allocator may have changed.
+    those of the step's plan, as in SGLang's own commit: by now an allocator may have given the row another.
 
     Args:
         state, ring: as for `fold`.
@@ -137,8 +137,7 @@ def fold_due(state: torch.Tensor, ring: Ring, cursors: Cursors, batch: int) -> N
     if batch > cursors.plan.shape[0]:
         raise ValueError(f"fold_due got {batch} batch rows, but the plan has {cursors.plan.shape[0]} lines")
     rows, slots = cursors.plan[:batch, PLAN_ROW], cursors.plan[:batch, PLAN_SLOT]
-    least = spec.window - spec.max_draft_tokens + 1
-    _fold_rows(state, ring, cursors, rows, slots, least, cursors.counters)
+    _fold_rows(state, ring, cursors, rows, slots, spec.full, cursors.counters)
 
 
 def _fold_rows(state, ring, cursors, rows, slots, least: int, counters: torch.Tensor | None = None) -> None:
