@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 from lifecycle import Lifecycle
 
-stock_kernel = pytest.importorskip(
-    "sglang.srt.layers.attention.fla.fused_sigmoid_gating_recurrent", reason="compares with SGLang's kernel"
-)
+FILE = "layers/attention/fla/fused_sigmoid_gating_recurrent.py"
+
+
+def load_kernel() -> ModuleType:
+    """SGLang's module: installed, or fetched by scripts/fetch_peers.py for machines where SGLang is not."""
+    try:
+        import sglang.srt.layers.attention.fla.fused_sigmoid_gating_recurrent as module
+    except ImportError:
+        sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+        from bench.peers import load_sglang
+        from bench.variant import NotApplicable
+
+        try:
+            module = load_sglang("0.5.15.post1", f"sglang/srt/{FILE}")
+        except NotApplicable as reason:
+            pytest.skip(f"compares with SGLang's kernel: {reason}", allow_module_level=True)
+    return module
+
+
+stock_kernel = load_kernel()
 
 
 class Stock:
