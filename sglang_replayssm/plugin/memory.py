@@ -20,6 +20,9 @@ logger = logging.getLogger(__name__)
 
 GIB = 1 << 30
 
+# What the solver of this process set aside for state, conv windows and ring; the pool that it sized compares with it.
+reserved_bytes: int | None = None
+
 
 def window_shapes(params: BaseLinearStateParams, layers: int, rows: int, drafts: int) -> list[tuple[int, ...]]:
     """Physical shapes of the conv windows, one per conv state: [layers, rows + 1, dim, drafts + width - 1].
@@ -64,9 +67,12 @@ def handle_max_mamba_cache(original, self: ModelRunner, total_rest_memory: float
     stock_drafts = args.speculative_num_draft_tokens
     args.speculative_num_draft_tokens = (per_row + cursor_bytes_per_row) / params.mamba_cache_per_req
     try:
-        return original(self, total_rest_memory - once / GIB)
+        left = original(self, total_rest_memory - once / GIB)
     finally:
         args.speculative_num_draft_tokens = stock_drafts
+    global reserved_bytes
+    reserved_bytes = round((total_rest_memory - left) * GIB)
+    return left
 
 
 def init_mamba_pool(
@@ -156,7 +162,23 @@ def init_mamba_pool(
         ring_pool.stock_scratch_bytes_per_row * (spec.rows + 1) / GIB,
         ring_pool.stock_scratch_bytes_per_row / 2**20,
     )
+    _log_reservation(size, spec.rows, _bytes(*self.mamba_cache.conv, state, *windows) + ring_bytes(ring_pool))
     logger.info("GDN ReplaySSM verify kernel: %s", kernel_name(spec, spec.max_draft_tokens, ring.k.device))
+
+
+def _log_reservation(slots: int, rows: int, allocated: int) -> None:
+    """Say whether the solver's reservation was used up: the number of requests may be capped after it, by tokens."""
+    if reserved_bytes is None:
+        return
+    spare = reserved_bytes - allocated
+    logger.info(
+        "GDN ReplaySSM memory: %.3f GiB reserved, %.3f GiB allocated for %d slots and %d request rows%s",
+        reserved_bytes / GIB,
+        allocated / GIB,
+        slots,
+        rows,
+        f"; {spare / GIB:.3f} GiB are spare because the requests were capped later" if spare > GIB // 1024 else "",
+    )
 
 
 def ring_bytes(pool: RingPool) -> int:

@@ -229,3 +229,19 @@ def test_freed_memory_becomes_requests_or_kv_cache():
 def test_without_speculation_the_solver_is_stock():
     args = server_args(drafts=None)
     assert memory.handle_max_mamba_cache(lambda self, gib: gib - 1, runner(args, cache_params()), 7.0) == 6.0
+
+
+def test_the_log_says_what_was_reserved_and_what_a_later_cap_leaves(build_pool, caplog, monkeypatch):
+    """Fewer rows than the solver planned for (capped by tokens): reserved stays above allocated; the log says so."""
+    monkeypatch.setattr(memory, "reserved_bytes", None)
+    args = server_args(mamba_full_memory_ratio=0.9, **(BRANCHES["max running requests"] | {"max_running_requests": 64}))
+    args.enable_mamba_extra_buffer = lambda: False
+    _, slots = solve(args, cache_params(), 0.25)
+    for rows, capped in ((64, False), (20, True)):
+        caplog.clear()
+        with caplog.at_level("INFO"):
+            pool = build_pool(slots=slots, rows=rows)
+        (line,) = [r.message for r in caplog.records if "GiB reserved" in r.message]
+        assert ("capped later" in line) == capped and f"{rows} request rows" in line
+        allocated = sum(t.untyped_storage().nbytes() for t in tensors_of(pool).values())
+        assert memory.reserved_bytes + 1024 >= allocated
