@@ -9,7 +9,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 VENV=${VENV:-.venv}
 OVERRIDES=tests/cpusim/uv-overrides.txt
 SGLANG="sglang==0.5.15.post1"
-TOOLS=(pytest pytest-xdist pytest-timeout hypothesis ruff matplotlib rich tqdm numpy safetensors)
+TOOLS=(pytest pytest-xdist pytest-timeout hypothesis ruff matplotlib rich tqdm numpy safetensors scipy openai aiohttp packaging)
 # Needed by SGLang on a CPU although it does not declare them.
 CPU_EXTRAS=(dill loguru jsonschema)
 
