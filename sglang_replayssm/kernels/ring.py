@@ -19,9 +19,11 @@ from ..policies import FP32, POLICIES, FoldPolicy
 # Columns of `Cursors.position`, int32 [rows + 1, 2].
 CACHE_BASE, WRITE_POS = 0, 1
 
-# Columns of `Cursors.plan`, int32 [max_batch, PLAN_COLUMNS]: what every layer of one step needs to know of a batch row.
+# Columns of `Cursors.plan`, int32 [plan_lines, PLAN_COLUMNS]: what every layer of a step needs to know of a batch row.
 PLAN_SLOT, PLAN_ROW, PLAN_BASE, PLAN_COUNT, PLAN_FOLD = range(5)
 PLAN_COLUMNS = 8  # one 32-byte sector a batch row
+# Lines of the plan beyond rows + 1: SGLang pads a batch up to a multiple of its attention group.
+PLAN_SPARE_LINES = 64
 
 
 @dataclass(frozen=True)
@@ -98,9 +100,14 @@ class RingSpec:
         return total // (self.rows + 1)
 
     @property
+    def plan_lines(self) -> int:
+        """Batch rows that a step may have, padding included."""
+        return self.rows + 1 + PLAN_SPARE_LINES
+
+    @property
     def cursor_bytes(self) -> int:
         """Bytes of cursors, step plan and counters of the whole worker."""
-        return (self.rows + 1) * 2 * 4 + (self.rows + 1) * PLAN_COLUMNS * 4 + 8 * len(Cursors.COUNTERS)
+        return (self.rows + 1) * 2 * 4 + self.plan_lines * PLAN_COLUMNS * 4 + 8 * len(Cursors.COUNTERS)
 
     @property
     def full(self) -> int:
@@ -155,7 +162,7 @@ class Cursors:
     Attributes:
         position: int32 [rows + 1, 2], columns CACHE_BASE (physical record of the oldest committed token, 0..R-1) and
             WRITE_POS (committed tokens since the checkpoint, 0..W).
-        plan: int32 [rows + 1, PLAN_COLUMNS], one line a *batch* row, written by `plan_window` at the start of a step:
+        plan: int32 [plan_lines, PLAN_COLUMNS], one line a *batch* row, written by `plan_window` at the start of a step:
             mamba slot (-1: padding), request row, and the base, count and fold decision that every layer uses.
         counters: int64 [len(COUNTERS)], running totals; see COUNTERS.
     """
@@ -173,6 +180,6 @@ class Cursors:
         return cls(
             spec,
             torch.zeros((spec.rows + 1, 2), dtype=torch.int32, device=device),
-            torch.zeros((spec.rows + 1, PLAN_COLUMNS), dtype=torch.int32, device=device),
+            torch.zeros((spec.plan_lines, PLAN_COLUMNS), dtype=torch.int32, device=device),
             torch.zeros(len(cls.COUNTERS), dtype=torch.int64, device=device),
         )

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 from typing import TYPE_CHECKING, Annotated, Any
 
+from sglang_replayssm.plugin.support import speculation_reasons
 from sglang_replayssm.policies import FP32, POLICIES
 
 if TYPE_CHECKING:
@@ -97,8 +98,9 @@ def raise_on_contradiction(server_args: ServerArgs) -> None:
     """Refuse what the user must resolve.
 
     Raises:
-        ValueError: unknown fold policy, W smaller than the largest draft length, or a conflict with
-            --enable-linear-replayssm. One message that names the flags, what was found and what to do.
+        ValueError: unknown fold policy, W smaller than the largest draft length (where there would be a ring with a
+            history at all), or a conflict with --enable-linear-replayssm. One message that names the flags, what was
+            found and what to do.
     """
     fold = getattr(server_args, FOLD.name)
     if fold not in POLICIES:
@@ -110,7 +112,8 @@ def raise_on_contradiction(server_args: ServerArgs) -> None:
         raise ValueError(
             f"{ENABLE.option} and --enable-linear-replayssm both keep a ring on the same state: use only one of them"
         )
-    if drafts is not None and window < drafts:
+    ring_holds_history = POLICIES[fold].factors is not None and not speculation_reasons(server_args)
+    if ring_holds_history and window < drafts:
         raise ValueError(
             f"{CACHE_LEN.option}={window} is smaller than the largest number of draft tokens a step may verify "
             f"({drafts}): set {CACHE_LEN.option} to at least {drafts}, or lower --speculative-num-draft-tokens"

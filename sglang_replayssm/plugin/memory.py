@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.memory_pool import MambaPool
     from sglang.srt.model_executor.model_runner import ModelRunner
 
+    from sglang_replayssm.kernels import RingSpec
+
 logger = logging.getLogger(__name__)
 
 GIB = 1 << 30
@@ -62,10 +64,10 @@ def handle_max_mamba_cache(original, self: ModelRunner, total_rest_memory: float
     layers = sum(self.start_layer <= layer < self.end_layer for layer in params.layers)
     spec = ring_spec(params, layers, 0, self.dtype, args)
     per_row = spec.bytes_per_row + window_bytes_per_row(params, layers, spec.max_draft_tokens)
-    once = per_row + params.mamba_cache_per_req + spec.cursor_bytes
-    cursor_bytes_per_row = ring_spec(params, layers, 1, self.dtype, args).cursor_bytes - spec.cursor_bytes
+    once = per_row + params.mamba_cache_per_req + index_bytes(spec)
+    index_bytes_per_row = index_bytes(ring_spec(params, layers, 1, self.dtype, args)) - index_bytes(spec)
     stock_drafts = args.speculative_num_draft_tokens
-    args.speculative_num_draft_tokens = (per_row + cursor_bytes_per_row) / params.mamba_cache_per_req
+    args.speculative_num_draft_tokens = (per_row + index_bytes_per_row) / params.mamba_cache_per_req
     try:
         left = original(self, total_rest_memory - once / GIB)
     finally:
@@ -128,7 +130,10 @@ def init_mamba_pool(
             torch.zeros(shape, dtype=cache_params.dtype.conv, device=device)
             for shape in window_shapes(cache_params, layers, spec_state_size, speculative_num_draft_tokens)
         ]
-        ring, cursors = Ring.allocate(spec, device), Cursors.allocate(spec, device)
+        ring = Ring.allocate(spec, device)
+    # Outside: a released region loses its contents, and these are read between release and resume (by the report).
+    cursors = Cursors.allocate(spec, device)
+    window_rows = torch.arange(spec.plan_lines, dtype=torch.int32, device=device).clamp(max=spec.rows)
     self._intermediate_conv_window_phys = windows
     self.mamba_cache = self.SpeculativeState(
         conv=self.mamba_cache.conv,
@@ -140,6 +145,7 @@ def init_mamba_pool(
         spec=spec,
         ring=ring,
         cursors=cursors,
+        window_rows=window_rows,
         checkpoint_bytes_per_slot=_bytes(*self.mamba_cache.conv, state) // (size + 1),
         window_bytes_per_row=_bytes(*windows) // (spec_state_size + 1),
         stock_scratch_bytes_per_row=stock_scratch_bytes_per_row(cache_params, layers, speculative_num_draft_tokens),
@@ -181,10 +187,15 @@ def _log_reservation(slots: int, rows: int, allocated: int) -> None:
     )
 
 
+def index_bytes(spec: RingSpec) -> int:
+    """Bytes of cursors, plan, counters and of the index of conv windows."""
+    return spec.cursor_bytes + 4 * spec.plan_lines
+
+
 def ring_bytes(pool: RingPool) -> int:
-    """Bytes of ring, cursors, plan and counters as allocated."""
+    """Bytes of ring, cursors, plan, counters and window index as allocated."""
     ring, cursors = pool.ring, pool.cursors
-    return _bytes(*ring.tensors().values(), cursors.position, cursors.plan, cursors.counters)
+    return _bytes(*ring.tensors().values(), cursors.position, cursors.plan, cursors.counters, pool.window_rows)
 
 
 def _sliding_view(window: torch.Tensor, drafts: int) -> torch.Tensor:

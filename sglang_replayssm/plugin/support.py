@@ -11,6 +11,14 @@ if TYPE_CHECKING:
 
 ALGORITHMS = ("EAGLE", "EAGLE3", "NEXTN")
 ACTIVATION_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+# Other state layouts, two batches in flight at once, and torch.compile, which would trace the hooks and kernels.
+OPTIONS_WITHOUT_RING = (
+    "enable_unified_memory",
+    "enable_page_major_kv_layout",
+    "enable_two_batch_overlap",
+    "enable_pdmux",
+    "enable_torch_compile",
+)
 MAX_DRAFT_TOKENS = 16
 MAX_WINDOW = 64
 # Text configs whose linear-attention layers are GDN layers that run through GDNAttnBackend.
@@ -22,11 +30,12 @@ def why_not(server_args: ServerArgs) -> list[str]:
 
     Each reason is a clause that completes "the ring is not used because ...", naming the setting found.
     """
-    reasons = [*_speculation(server_args), *_server(server_args)]
+    reasons = [*speculation_reasons(server_args), *_server(server_args)]
     return reasons if reasons else _model(server_args)
 
 
-def _speculation(args: ServerArgs) -> list[str]:
+def speculation_reasons(args: ServerArgs) -> list[str]:
+    """Reasons that lie in the speculation alone."""
     if args.speculative_algorithm is None:
         return ["no speculative decoding is configured (set --speculative-algorithm NEXTN)"]
     reasons = []
@@ -56,9 +65,7 @@ def _server(args: ServerArgs) -> list[str]:
         reasons.append(f"pipeline parallelism is on (--pp-size {args.pp_size})")
     if args.disaggregation_mode != "null":
         reasons.append(f"PD disaggregation is on (--disaggregation-mode {args.disaggregation_mode})")
-    for option in ("enable_unified_memory", "enable_page_major_kv_layout", "enable_two_batch_overlap", "enable_pdmux"):
-        if getattr(args, option):
-            reasons.append(f"--{option.replace('_', '-')} is on")
+    reasons += [f"--{option.replace('_', '-')} is on" for option in OPTIONS_WITHOUT_RING if getattr(args, option)]
     reasons += _device(args.device)
     return reasons
 

@@ -59,7 +59,7 @@ def forward_extend(
         layer.activation,
         conv_state_indices=slots,
         intermediate_conv_window=cache.intermediate_conv_window[0],
-        intermediate_state_indices=self.verify_intermediate_state_indices[:batch],
+        intermediate_state_indices=pool.window_rows[:batch],
     )
     q, k, v = qkv.transpose(1, 2).reshape(tokens, -1).split([layer.q_dim, layer.k_dim, layer.v_dim], dim=-1)
     out = verify(

@@ -79,6 +79,25 @@ def test_idle_batch_is_fine(device: str) -> None:
     assert not cursors.counters.any()
 
 
+def test_a_batch_padded_beyond_the_rows_has_lines(device: str) -> None:
+    """SGLang pads to a multiple of its attention group, whatever the number of request rows."""
+    cursors = make(rows=50, device=device)
+    padding = torch.zeros(14, dtype=torch.int64, device=device)
+    rows = torch.cat([torch.arange(1, 51, device=device), padding])
+    plan_window(cursors, rows, torch.cat([rows[:50], padding - 1]))
+    assert (cursors.plan[50:64, 0] == -1).all()
+
+
+def test_padding_has_no_history_whatever_row_0_holds(device: str) -> None:
+    """A kernel may load a line's history before it sees that the line is padding."""
+    cursors = make(rows=2, device=device)
+    cursors.position[0] = 2**30
+    rows = torch.tensor([1, 0, 0], device=device)
+    plan_window(cursors, rows, torch.tensor([5, -1, 0], device=device))
+    assert cursors.plan[1:3, 2:5].tolist() == [[0, 0, 0]] * 2
+    assert cursors.position[0].tolist() == [2**30] * 2
+
+
 def test_many_batch_rows(device: str) -> None:
     cursors = make(rows=300, device=device)
     rows = torch.randperm(300, device=device) + 1
@@ -90,8 +109,8 @@ def test_many_batch_rows(device: str) -> None:
 
 
 def test_errors(device: str) -> None:
-    cursors, rows = make(rows=2, device=device), torch.zeros(4, dtype=torch.int64, device=device)
-    with pytest.raises(ValueError, match="4 batch rows"):
+    cursors, rows = make(rows=2, device=device), torch.zeros(68, dtype=torch.int64, device=device)
+    with pytest.raises(ValueError, match="68 batch rows"):
         plan_window(cursors, rows, rows)
     with pytest.raises(ValueError, match="one length"):
         plan_window(cursors, rows[:2], rows[:3])

@@ -15,6 +15,12 @@ def server_args(**kwargs):
     return ServerArgs(model_path="dummy", **kwargs)
 
 
+def speculating(**kwargs):
+    """Arguments that the ring would serve, but for `kwargs`."""
+    chain = {"speculative_algorithm": "NEXTN", "speculative_eagle_topk": 1, "speculative_num_draft_tokens": 4}
+    return server_args(enable_gdn_replayssm_spec=True, **(chain | kwargs))
+
+
 def parse(*argv: str):
     from sglang.srt.server_args import ServerArgs
 
@@ -80,21 +86,34 @@ def test_adding_the_flags_twice_changes_nothing():
     ],
 )
 def test_contradictions_name_the_flag_and_the_cure(settings, words):
-    args = server_args(enable_gdn_replayssm_spec=True, speculative_num_draft_tokens=4, **settings)
+    args = speculating(**settings)
     with pytest.raises(ValueError) as error:
         flags.raise_on_contradiction(args)
     assert all(word in str(error.value) for word in words)
 
 
 def test_window_equal_to_the_draft_length_is_allowed():
-    flags.raise_on_contradiction(
-        server_args(enable_gdn_replayssm_spec=True, speculative_num_draft_tokens=4, gdn_replayssm_cache_len=4)
-    )
+    flags.raise_on_contradiction(speculating(gdn_replayssm_cache_len=4))
 
 
 def test_adaptive_drafts_count_with_their_maximum(monkeypatch):
     from sglang.srt.server_args import ServerArgs
 
-    monkeypatch.setattr(ServerArgs, "max_speculative_num_draft_tokens", property(lambda self: 20))
-    with pytest.raises(ValueError, match="20"):
-        flags.raise_on_contradiction(server_args(speculative_num_draft_tokens=4))
+    monkeypatch.setattr(ServerArgs, "max_speculative_num_draft_tokens", property(lambda self: 12))
+    with pytest.raises(ValueError, match="12"):
+        flags.raise_on_contradiction(speculating(gdn_replayssm_cache_len=8))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"speculative_eagle_topk": 8, "speculative_num_draft_tokens": 64},
+        {"speculative_num_draft_tokens": 32},
+        {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 24},
+        {"gdn_replayssm_fold": "every-commit", "gdn_replayssm_cache_len": 2},
+    ],
+    ids=str,
+)
+def test_a_short_window_is_no_contradiction_where_there_is_no_history(settings):
+    """What falls back, or folds at every commit, has no use for W: refusing it would send the user in circles."""
+    flags.raise_on_contradiction(speculating(**settings))

@@ -71,7 +71,7 @@ def tensors_of(pool) -> dict[int, torch.Tensor]:
     cache = pool.mamba_cache
     tensors = [*cache.conv, cache.temporal, *pool._intermediate_conv_window_phys]
     tensors += ring.ring.tensors().values()
-    tensors += [ring.cursors.position, ring.cursors.plan, ring.cursors.counters]
+    tensors += [ring.cursors.position, ring.cursors.plan, ring.cursors.counters, ring.window_rows]
     return {t.untyped_storage().data_ptr(): t for t in tensors}
 
 

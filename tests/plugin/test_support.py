@@ -59,6 +59,8 @@ def test_activation_dtypes(make_args, dtype):
         ({"enable_unified_memory": True}, "--enable-unified-memory"),
         ({"enable_page_major_kv_layout": True}, "--enable-page-major-kv-layout"),
         ({"enable_two_batch_overlap": True}, "--enable-two-batch-overlap"),
+        ({"enable_pdmux": True}, "--enable-pdmux"),
+        ({"enable_torch_compile": True}, "--enable-torch-compile"),
         ({"device": "npu"}, "npu"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

@@ -10,8 +10,8 @@ from ..ring import CACHE_BASE, WRITE_POS, Cursors
 def plan_window(cursors: Cursors, rows: torch.Tensor, slots: torch.Tensor) -> None:
     """Write the step's plan and empty the rows that fold."""
     for n, (row, slot) in enumerate(zip(rows.tolist(), slots.tolist(), strict=True)):
-        base, count = cursors.position[row].tolist()
         live = slot >= 0 and row > 0
+        base, count = cursors.position[row].tolist() if live else (0, 0)
         fold = live and count >= cursors.spec.full
         cursors.plan[n, :5] = torch.tensor([slot, row, base, count, fold])
         if fold:

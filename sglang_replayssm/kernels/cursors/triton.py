@@ -35,6 +35,9 @@ def _plan_window(
     base = tl.load(position + 2 * row, mask=inside, other=0)
     count = tl.load(position + 2 * row + 1, mask=inside, other=0)
     live = (row > 0) & (slot >= 0)
+    # Padding and capture have no history, whatever their row holds: kernels may load it before they look at the slot.
+    base = tl.where(live, base, 0)
+    count = tl.where(live, count, 0)
     fold = live & (count >= FULL)
 
     line = plan + n * PLAN_COLUMNS
@@ -89,8 +92,8 @@ def plan_window(cursors: Cursors, rows: torch.Tensor, slots: torch.Tensor) -> No
     batch = _checked_batch("plan_window", cursors, rows, slots)
     if batch > cursors.plan.shape[0]:
         raise ValueError(
-            f"plan_window got {batch} batch rows, but these cursors were allocated for {cursors.plan.shape[0]}: "
-            f"allocate them with RingSpec.rows of at least {batch - 1}"
+            f"plan_window got {batch} batch rows, but the plan has {cursors.plan.shape[0]} lines for "
+            f"{cursors.spec.rows} request rows and padding: allocate the cursors for more request rows"
         )
     spec = cursors.spec
     if batch:
