@@ -5,18 +5,85 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import sys
+from pathlib import Path
 
+from sglang_replayssm import environment
+from sglang_replayssm.patching.diff import State
+from sglang_replayssm.patching.tree import PatchError, Tree, TreeState
 from sglang_replayssm.plugin import flags, seams
-from sglang_replayssm.plugin.seams import Status
 
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point; returns the exit status."""
     parser = argparse.ArgumentParser(prog="sglang-replayssm", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("check", help="report whether this environment can run the ring; exit status 1 on a problem")
-    parser.parse_args(argv)
+    checking = commands.add_parser(
+        "check", help="whether this environment can run the ring; exit status 1 on a problem"
+    )
+    checking.add_argument("--report", action="store_true", help="print what a bug report needs instead; no secrets")
+    checking.add_argument("--url", help="with --report: a running server, whose flags and ring are included")
+    patch = commands.add_parser("patch", help="the patch series for a source tree of SGLang")
+    actions = patch.add_subparsers(dest="action", required=True)
+    for action, summary in _PATCH_ACTIONS.items():
+        sub = actions.add_parser(action, help=summary, description=summary)
+        sub.add_argument("directory", metavar="DIR", type=Path, help="git checkout or installed `sglang` folder")
+        sub.add_argument("--series", metavar="DIR", type=Path, help="the series (default: that of this package)")
+    arguments = parser.parse_args(argv)
+    if arguments.command == "patch":
+        return patch_tree(arguments.action, arguments.directory, arguments.series)
+    if arguments.report:
+        print(environment.report(arguments.url))
+        return 0
     return check()
+
+
+_PATCH_ACTIONS = {
+    "apply": "apply the whole series or nothing; fine if it is applied already",
+    "check": "say what apply would do and change nothing; exit status 1 if it would refuse",
+    "reverse": "take the whole series back, byte for byte, or nothing",
+    "status": "say whether the tree is patched; exit status 1 if it is neither patched nor clean",
+}
+
+
+def patch_tree(action: str, directory: Path, series: Path | None = None) -> int:
+    """Run one of the `patch` commands; 1 if it is refused, with every reason."""
+    try:
+        tree = Tree.open(directory, series)
+        if action == "apply":
+            changed = tree.apply()
+            print(f"{tree.package}: {'patched' if changed else 'already patched, nothing to do'}")
+        elif action == "reverse":
+            changed = tree.reverse()
+            print(f"{tree.package}: {'reversed' if changed else 'not patched, nothing to do'}")
+        elif action == "check":
+            return _check_tree(tree)
+        else:
+            return _tree_status(tree)
+    except (PatchError, OSError, ValueError) as error:
+        print(f"refused, nothing was changed:\n{error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _check_tree(tree: Tree) -> int:
+    if tree.state() is TreeState.PATCHED:
+        print(f"{tree.package}: already patched")
+        return 0
+    problems = tree.problems()
+    if problems:
+        raise PatchError("\n".join(problems))
+    print(f"{tree.package}: {len(tree.hunks())} hunks would apply")
+    return 0
+
+
+def _tree_status(tree: Tree) -> int:
+    hunks, state = tree.hunks(), tree.state()
+    applied = sum(found is State.APPLIED for _, found in hunks)
+    print(f"{tree.package}: {state.value}, {applied} of {len(hunks)} hunks applied")
+    for hunk, found in hunks:
+        if found is State.CONFLICT:
+            print(f"  {hunk.title} is {found.value}")
+    return int(state is TreeState.DIFFERS)
 
 
 def check() -> int:
@@ -34,7 +101,8 @@ def check() -> int:
     entry_points = importlib.metadata.entry_points(group="sglang.srt.plugins")
     ours = [point for point in entry_points if point.value == "sglang_replayssm.plugin:register"]
     print(f"  {'entry point':17} {ours[0].name if ours else 'not found'}")
-    if not ours:
+    print(f"  {'in use':17} {'no: this SGLang is patched' if seams.tree_is_patched() else 'yes'}")
+    if not ours and not seams.tree_is_patched():
         problems.append("SGLang cannot find the plugin: install this package with pip instead of putting it on a path")
 
     print("\nflags")
@@ -45,7 +113,7 @@ def check() -> int:
     for seam in seams.SEAMS:
         found = seams.status(seam)
         print(f"  {found.value:8} {seam.target}\n           {seam.purpose}")
-        if found is not Status.OK:
+        if found is not seams.expected_status(seam):
             problems.append(f"seam {seam.target} {found.value}")
 
     print()

@@ -6,6 +6,7 @@ import logging
 import pkgutil
 from typing import TYPE_CHECKING
 
+from sglang_replayssm.patching import seam as patched_seams
 from sglang_replayssm.plugin import flags, seams, support
 
 if TYPE_CHECKING:
@@ -30,6 +31,12 @@ def check_server_args(original, self: ServerArgs):
         seams.raise_on_mismatch()
         _raise_on_missing_hooks(seams.ALWAYS)
         flags.raise_on_contradiction(self)
+        if self.use_ray and not seams.tree_is_patched():
+            logger.warning(
+                "%s: the ring is not used because --use-ray starts schedulers that load no plugins. "
+                "Serving through SGLang's recurrent verify.",
+                flags.ENABLE.option,
+            )
     return original(self)
 
 
@@ -75,21 +82,47 @@ def _announce(server_args: ServerArgs) -> None:
 
 
 def _apply(wanted: tuple[seams.Seam, ...]) -> None:
+    if seams.tree_is_patched():
+        patched_seams.switch_on(wanted)
+    else:
+        _register(wanted)
+    _raise_on_missing_hooks(wanted)
+
+
+def _register(wanted: tuple[seams.Seam, ...]) -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+    taken = [seam.target for seam in wanted if seam.target in HookRegistry._patched]
+    if taken:  # apply_hooks() would pass over ours without a word
+        raise RuntimeError(
+            f"{flags.ENABLE.option}: another plugin already hooks {', '.join(taken)}, and SGLang applies the hooks "
+            "of a function only once. Start without that plugin (SGLANG_PLUGINS names those to load) or without the flag."
+        )
     for seam in wanted:
         HookRegistry.register(seam.target, pkgutil.resolve_name(seam.hook), HookType.AROUND)
     HookRegistry.apply_hooks()
-    _raise_on_missing_hooks(wanted)
 
 
 def _raise_on_missing_hooks(wanted: tuple[seams.Seam, ...]) -> None:
     """SGLang logs and swallows a hook that fails to apply; a server with the flag must not start then."""
-    from sglang.srt.plugins.hook_registry import HookRegistry
-
-    missing = [seam.target for seam in wanted if seam.target not in HookRegistry._patched]
+    in_place = patched_seams.is_decorated if seams.tree_is_patched() else _is_hooked
+    missing = [seam.target for seam in wanted if not in_place(seam)]
     if missing:
         raise RuntimeError(
             f"{flags.ENABLE.option}: SGLang did not apply the hooks on {', '.join(missing)} (its log says why). "
             "Another plugin may hold them; `sglang-replayssm check` prints the report."
         )
+
+
+def _is_hooked(seam: seams.Seam) -> bool:
+    """Whether our hook is in the chain of wrappers that SGLang built around this function."""
+    hook = pkgutil.resolve_name(seam.hook)
+    try:
+        function = pkgutil.resolve_name(seam.target)
+    except (AttributeError, ImportError):
+        return False
+    while function is not None:
+        if any(cell.cell_contents is hook for cell in getattr(function, "__closure__", None) or ()):
+            return True
+        function = getattr(function, "__wrapped__", None)
+    return False

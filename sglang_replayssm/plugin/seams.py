@@ -16,10 +16,13 @@ from enum import Enum
 from pathlib import Path
 
 PINNED_SGLANG = "0.5.15.post1"
+# The module that the patch series adds to a tree, which is how a patched SGLang is told from a stock one.
+PATCH_MODULE = "sglang.srt.replayssm"
 
 
 class Status(str, Enum):
     OK = "ok"
+    PATCHED = "patched"
     DIFFERS = "differs"
     MISSING = "missing"
 
@@ -62,8 +65,15 @@ ALWAYS = (
         "ServerArgs.check_server_args",
         "refuse contradictions and mismatches before a GPU is touched",
         "89ed6f8dc5be16e2",
+        f"{_OURS}.activation:check_server_args",
     ),
-    Seam(_SCHEDULER, "configure_scheduler_process", "switch the ring on in a scheduler process", "7045a1489b29ba74"),
+    Seam(
+        _SCHEDULER,
+        "configure_scheduler_process",
+        "switch the ring on in a scheduler process",
+        "7045a1489b29ba74",
+        f"{_OURS}.activation:configure_scheduler_process",
+    ),
 )
 
 # Hooked in scheduler processes of a server that uses the ring.
@@ -186,6 +196,11 @@ def fingerprint_of(source: str, name: str) -> str | None:
 
     The text, not the syntax tree: the tree's printed form differs between Python versions. None if `name` is absent.
     """
+    lines = _lines_of(source, name)
+    return None if lines is None else _digest(lines)
+
+
+def _lines_of(source: str, name: str) -> list[str] | None:
     node: ast.AST = ast.parse(source)
     for part in name.split("."):
         children = [n for n in ast.iter_child_nodes(node) if getattr(n, "name", None) == part]
@@ -193,7 +208,10 @@ def fingerprint_of(source: str, name: str) -> str | None:
             return None
         node = children[-1]
     first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-    lines = source.splitlines()[first - 1 : node.end_lineno]
+    return source.splitlines()[first - 1 : node.end_lineno]
+
+
+def _digest(lines: list[str]) -> str:
     return hashlib.sha256("\n".join(line.rstrip() for line in lines).encode()).hexdigest()[:16]
 
 
@@ -207,8 +225,11 @@ def sglang_root() -> Path | None:
 @functools.cache
 def _source(module: str) -> str | None:
     root = sglang_root()
-    if root is None:
-        return None
+    return None if root is None else read_module(root, module)
+
+
+def read_module(root: Path, module: str) -> str | None:
+    """Source of an SGLang module in the package folder `root`, None if it is absent."""
     stem = root.joinpath(*module.split(".")[1:])
     for path in (stem.with_suffix(".py"), stem / "__init__.py"):
         if path.is_file():
@@ -223,11 +244,29 @@ def installed_fingerprint(seam: Seam) -> str | None:
 
 
 def status(seam: Seam) -> Status:
-    """Whether the installed SGLang has this seam as the pin has it."""
-    found = installed_fingerprint(seam)
-    if found is None:
+    """Whether the installed SGLang has this seam as the pin, or as the pin with our patch series, has it."""
+    return status_in(_source(seam.module), seam)
+
+
+def status_in(source: str | None, seam: Seam) -> Status:
+    """Status of the seam in the source of its module. Patched is the pin's text below our decorator."""
+    lines = None if source is None else _lines_of(source, seam.name)
+    if lines is None:
         return Status.MISSING
-    return Status.OK if found == seam.fingerprint else Status.DIFFERS
+    if _digest(lines) == seam.fingerprint:
+        return Status.OK
+    patched = lines[0].strip() == f'@replayssm_seam("{seam.hook}")' and _digest(lines[1:]) == seam.fingerprint
+    return Status.PATCHED if patched else Status.DIFFERS
+
+
+def tree_is_patched() -> bool:
+    """Whether the installed SGLang carries the patch series, so that the plugin has to stay away."""
+    return _source(PATCH_MODULE) is not None
+
+
+def expected_status(seam: Seam) -> Status:
+    """PATCHED for a hooked seam of a patched SGLang, OK for all others."""
+    return Status.PATCHED if seam.hook and tree_is_patched() else Status.OK
 
 
 def raise_on_mismatch() -> None:
@@ -236,7 +275,7 @@ def raise_on_mismatch() -> None:
     Raises:
         RuntimeError: names every seam that differs or is missing, and what to install.
     """
-    bad = [f"{seam.target} ({status(seam).value})" for seam in SEAMS if status(seam) is not Status.OK]
+    bad = [f"{seam.target} ({status(seam).value})" for seam in SEAMS if status(seam) is not expected_status(seam)]
     if bad:
         raise RuntimeError(
             "--enable-gdn-replayssm-spec cannot be used with this SGLang: "

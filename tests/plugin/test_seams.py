@@ -96,6 +96,56 @@ def test_a_hook_that_did_not_apply_stops_the_start(monkeypatch):
         activation.check_server_args(lambda self: None, args)
 
 
+RIVAL = """
+from sglang.srt.plugins import hook_registry
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+from sglang_replayssm.plugin import activation, seams
+
+target = seams.RING[-1]  # the commit, whose loss would go unnoticed
+HookRegistry.register(target.target, lambda original, *args, **kwargs: original(*args, **kwargs), HookType.AROUND)
+HookRegistry.apply_hooks()
+try:
+    activation._apply(seams.RING)
+except RuntimeError as error:
+    print(error)
+"""
+
+
+def test_another_plugin_on_a_target_stops_the_start():
+    """SGLang applies the hooks of a target once, so ours would be dropped without a word, and tokens lost."""
+    env = os.environ | {"SGLANG_PLUGINS": "replayssm", "CPUSIM": "0", "TRITON_INTERPRET": "1"}
+    out = subprocess.run([sys.executable, "-c", RIVAL], env=env, capture_output=True, text=True, check=True).stdout
+    assert "another plugin already hooks" in out and seams.RING[-1].target in out
+
+
+def test_a_hook_is_seen_in_a_chain_of_wrappers(monkeypatch):
+    from sglang.srt.plugins.hook_registry import HookType, _wrap_fn
+
+    from sglang_replayssm.plugin import activation
+
+    seam = seams.ALWAYS[1]
+    ours, other = activation.configure_scheduler_process, lambda original: original()
+    chain = _wrap_fn(_wrap_fn(lambda: None, ours, HookType.AROUND), other, HookType.AROUND)
+    import sglang.srt.managers.scheduler as scheduler
+
+    assert not activation._is_hooked(seam)
+    monkeypatch.setattr(scheduler, "configure_scheduler_process", chain)
+    assert activation._is_hooked(seam)
+
+
+def test_ray_is_named_since_its_actors_load_no_plugins(monkeypatch, caplog):
+    from sglang.srt.server_args import ServerArgs
+
+    from sglang_replayssm.plugin import activation
+
+    monkeypatch.setattr(activation, "_raise_on_missing_hooks", lambda wanted: None)
+    args = ServerArgs(model_path="dummy", enable_gdn_replayssm_spec=True)
+    args.use_ray = True
+    with caplog.at_level("WARNING"):
+        activation.check_server_args(lambda self: None, args)
+    assert "--use-ray" in caplog.text
+
+
 def test_without_the_flag_nothing_is_checked(monkeypatch):
     from sglang.srt.server_args import ServerArgs
 
