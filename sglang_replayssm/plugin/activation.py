@@ -96,7 +96,8 @@ def _register(wanted: tuple[seams.Seam, ...]) -> None:
     if taken:  # apply_hooks() would pass over ours without a word
         raise RuntimeError(
             f"{flags.ENABLE.option}: another plugin already hooks {', '.join(taken)}, and SGLang applies the hooks "
-            "of a function only once. Start without that plugin (SGLANG_PLUGINS names those to load) or without the flag."
+            "of a function only once. Start without that plugin (SGLANG_PLUGINS names those to load), "
+            "or without the flag."
         )
     for seam in wanted:
         HookRegistry.register(seam.target, pkgutil.resolve_name(seam.hook), HookType.AROUND)
