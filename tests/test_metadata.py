@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
+import subprocess
 import sys
 from importlib.resources import files
 from pathlib import Path
@@ -48,3 +49,9 @@ def test_sglang_finds_the_plugin_and_users_the_command():
 
 def test_ships_type_information():
     assert files("sglang_replayssm").joinpath("py.typed").is_file()
+
+
+def test_the_command_line_needs_neither_torch_nor_sglang():
+    """`check` is there to say what is missing."""
+    code = "import sys; sys.modules.update(torch=None, triton=None, sglang=None); import sglang_replayssm.cli"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

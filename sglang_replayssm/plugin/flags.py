@@ -6,7 +6,6 @@ import dataclasses
 import functools
 from typing import TYPE_CHECKING, Annotated, Any
 
-from sglang_replayssm.plugin.support import speculation_reasons
 from sglang_replayssm.policies import FP32, POLICIES
 
 if TYPE_CHECKING:
@@ -102,6 +101,8 @@ def raise_on_contradiction(server_args: ServerArgs) -> None:
             history at all), or a conflict with --enable-linear-replayssm. One message that names the flags, what was
             found and what to do.
     """
+    from sglang_replayssm.plugin.support import speculation_reasons  # needs torch; the flags do not
+
     fold = getattr(server_args, FOLD.name)
     if fold not in POLICIES:
         raise ValueError(f"{FOLD.option} must be one of {', '.join(POLICIES)}; got {fold!r}")
