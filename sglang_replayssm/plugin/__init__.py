@@ -10,7 +10,7 @@ logger = logging.getLogger(__name__)
 def register() -> None:
     """Entry point (group `sglang.srt.plugins`): add the flags and the two hooks that switch everything else on.
 
-    Nothing else of SGLang is touched or imported here: without the flag the server stays byte for byte stock.
+    No kernel is imported and no other function is hooked: without the flag the server runs SGLang's own code.
     """
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 

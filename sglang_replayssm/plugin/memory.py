@@ -1,4 +1,4 @@
-"""Memory: the solver reserves what the ring takes, and the pool allocates exactly that, never the snapshots."""
+"""Memory: the solver reserves what the ring takes, and the pool allocates no more than that, never the snapshots."""
 
 from __future__ import annotations
 

@@ -78,8 +78,8 @@ def plan_window(cursors: Cursors, rows: torch.Tensor, slots: torch.Tensor) -> No
     """Start a step: write `cursors.plan`, and empty the rows that fold in it.
 
     Which rows this step's verify folds is decided here and nowhere else (none, if the policy folds after commits, by
-    `fold_due`). `verify` of every layer must follow: a folding row
-    counts as folded from now on (its cursors already say so), while its plan still describes the history to fold.
+    `fold_due`). `verify` of every layer must follow: a folding row counts as folded from now on (its cursors already
+    say so), while its plan still describes the history to fold.
 
     Args:
         rows: int32 or int64 [B], request row of each batch row; padding has row 0.
