@@ -49,10 +49,11 @@ def head_layouts(text: str) -> list[tuple[int, int]]:
 
 def variant_names(text: str) -> list[str]:
     """Names or prefixes, comma separated."""
-    chosen = [name for name in NAMES if any(name == part or name.startswith(part) for part in text.split(","))]
-    if not chosen:
-        raise argparse.ArgumentTypeError(f"no such variant; there are {', '.join(NAMES)}")
-    return chosen
+    parts = text.split(",")
+    unknown = [part for part in parts if not part or not any(name.startswith(part) for name in NAMES)]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"no such variant: {', '.join(unknown)!r}; there are {', '.join(NAMES)}")
+    return [name for name in NAMES if name.startswith(tuple(parts))]
 
 
 def parser() -> argparse.ArgumentParser:

@@ -104,7 +104,8 @@ def patched(module: str, source: str) -> list[str]:
     for seam in seams.SEAMS:
         if seam.hook and seam.module == module:
             node = find(tree, seam.name)
-            insertions.append((node.lineno - 1, f'{" " * node.col_offset}@replayssm_seam("{seam.hook}")\n'))
+            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])  # ours is the outermost, as a hook is
+            insertions.append((first - 1, f'{" " * node.col_offset}@replayssm_seam("{seam.hook}")\n'))
     if module == "sglang.srt.server_args":
         start = next(i for i, line in enumerate(lines) if line.startswith("    linear_replayssm_cache_len: A["))
         end = next(i for i in range(start, len(lines)) if lines[i].startswith("    ] = "))
@@ -117,8 +118,6 @@ def patched(module: str, source: str) -> list[str]:
 def find(tree: ast.AST, name: str) -> ast.AST:
     for part in name.split("."):
         tree = [node for node in ast.iter_child_nodes(tree) if getattr(node, "name", None) == part][-1]
-    if tree.decorator_list:
-        raise SystemExit(f"{name} has decorators of its own: decide where ours goes")
     return tree
 
 

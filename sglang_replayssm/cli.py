@@ -7,7 +7,7 @@ import importlib.metadata
 import sys
 from pathlib import Path
 
-from sglang_replayssm import environment
+from sglang_replayssm import environment, plan
 from sglang_replayssm.patching.diff import State
 from sglang_replayssm.patching.tree import PatchError, Tree, TreeState
 from sglang_replayssm.plugin import flags, seams
@@ -28,7 +28,18 @@ def main(argv: list[str] | None = None) -> int:
         sub = actions.add_parser(action, help=summary, description=summary)
         sub.add_argument("directory", metavar="DIR", type=Path, help="git checkout or installed `sglang` folder")
         sub.add_argument("--series", metavar="DIR", type=Path, help="the series (default: that of this package)")
-    arguments = parser.parse_args(argv)
+    planning = commands.add_parser(
+        "plan",
+        help="the memory of a server, stock and with the ring, told without a GPU",
+        description=plan.DESCRIPTION,
+        allow_abbrev=False,  # what looks like an abbreviation here may be an option of the server
+    )
+    plan.add_options(planning)
+    arguments, server_options = parser.parse_known_args(argv)
+    if arguments.command == "plan":
+        return plan.run(arguments, server_options)
+    if server_options:
+        parser.error(f"unrecognized arguments: {' '.join(server_options)}")
     if arguments.command == "patch":
         return patch_tree(arguments.action, arguments.directory, arguments.series)
     if arguments.report:

@@ -198,6 +198,12 @@ def ring_bytes(pool: RingPool) -> int:
     return _bytes(*ring.tensors().values(), cursors.position, cursors.plan, cursors.counters, pool.window_rows)
 
 
+def saved_bytes(pool: RingPool) -> int:
+    """Bytes that stock's snapshots and windows would take for these rows, beyond ring and windows."""
+    stock, windows = pool.stock_scratch_bytes_per_row, pool.window_bytes_per_row
+    return (pool.spec.rows + 1) * (stock - windows) - ring_bytes(pool)
+
+
 def _sliding_view(window: torch.Tensor, drafts: int) -> torch.Tensor:
     """[layers, rows, drafts, dim, width] over [layers, rows, dim, columns]: step t sees the columns from t on."""
     return window.unfold(-1, window.shape[-1] - drafts + 1, 1).transpose(2, 3)

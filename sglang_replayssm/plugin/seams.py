@@ -141,6 +141,13 @@ REPORT = (
         "06d1ad336abf5f4c",
         f"{_OURS}.report:internal_state",
     ),
+    Seam(
+        _SCHEDULER,
+        "Scheduler.process_input_requests",
+        "read the counters between steps, for metrics and log",
+        "175d4b6f7fe75470",
+        f"{_OURS}.metrics:process_input_requests",
+    ),
 )
 
 # Not hooked: what the hooks call, or whose behaviour they build on.

@@ -11,10 +11,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -70,11 +72,15 @@ class Output:
 
 @dataclass(frozen=True)
 class EngineResult:
-    """Outputs by batch, the plugin's own report (None without the plugin), and the engine's log."""
+    """Outputs by batch, the plugin's own report (None without the plugin), and the engine's log.
+
+    With `enable_metrics`, `metrics` is what the server would answer at /metrics.
+    """
 
     batches: list[list[Output]]
     replayssm: dict[str, Any] | None
     log: str
+    metrics: str = ""
 
     def tokens(self) -> list[list[list[int]]]:
         return [[output.tokens for output in batch] for batch in self.batches]
@@ -135,7 +141,7 @@ def run_engine(
             raise EngineFailure(f"the engine {reason}\n--- end of its log ---\n{log[-LOG_TAIL:]}")
         result = json.loads(result_file.read_text())
     outputs = [[Output(**output) for output in batch] for batch in result["batches"]]
-    return EngineResult(outputs, result["replayssm"], log)
+    return EngineResult(outputs, result["replayssm"], log, result["metrics"])
 
 
 def _run_child(directory: Path, env: dict[str, str], timeout: float, on_progress) -> int | None:
@@ -196,12 +202,30 @@ def _serve(directory: Path) -> None:
             batches.append([asdict(_output(answer)) for answer in answers])
             print(f"batch {number}", file=progress)
         states = engine.get_server_info().get("internal_states") or [{}]
-        result = {"batches": batches, "replayssm": states[0].get("gdn_replayssm")}
+        replayssm = states[0].get("gdn_replayssm")
+        metrics = _metrics(replayssm) if job["arguments"].get("enable_metrics") else ""
+        result = {"batches": batches, "replayssm": replayssm, "metrics": metrics}
         partial = directory / "result.partial"
         partial.write_text(json.dumps(result))
         partial.rename(directory / "result.json")
     finally:
         engine.shutdown()
+
+
+def _metrics(replayssm: dict[str, Any] | None, timeout: float = 30) -> str:
+    """The exposition of all processes, once the plugin has counted what it reports: it reads its counters rarely."""
+    from prometheus_client import CollectorRegistry, generate_latest, multiprocess
+
+    accepted = (replayssm or {}).get("accepted_tokens", 0)
+    for _ in range(int(timeout / 0.5)):
+        registry = CollectorRegistry()
+        multiprocess.MultiProcessCollector(registry)
+        text = generate_latest(registry).decode()
+        counted = re.search(r"^sglang_replayssm:accepted_tokens_total\{.*\} (\S+)$", text, re.MULTILINE)
+        if not accepted or (counted and float(counted[1]) == accepted):
+            break
+        time.sleep(0.5)
+    return text
 
 
 def _output(answer: dict[str, Any]) -> Output:

@@ -43,7 +43,7 @@ class Scenario:
 SCENARIOS = {
     "next-plain": Scenario("qwen3_next"),
     "next-stock": Scenario("qwen3_next", NEXTN),
-    "next-replay-overlap": Scenario("qwen3_next", {**NEXTN, **REPLAYSSM}, overlap=True),
+    "next-replay-overlap": Scenario("qwen3_next", {**NEXTN, **REPLAYSSM, "enable_metrics": True}, overlap=True),
     "3.5-stock-overlap": Scenario("qwen3_5", NEXTN, overlap=True),
     # A ring of two windows folds at every other step or so.
     "3.5-replay": Scenario("qwen3_5", {**NEXTN, **REPLAYSSM, "gdn_replayssm_cache_len": 8}),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import shlex
 import sys
 import types
 from pathlib import Path
@@ -199,14 +198,6 @@ def test_without_datasets_or_the_hub_a_file_is_asked_for(files, monkeypatch):
         monkeypatch.setitem(sys.modules, "datasets", module)
         with pytest.raises(SystemExit, match="--data"):
             run.main(AIME, "test", ["--out", str(files[1])])
-
-
-def test_documented_commands_parse():
-    text = (SCRIPTS.parent / "docs" / "evaluating.md").read_text()
-    commands = [shlex.split(line) for line in text.splitlines() if line.startswith("    python scripts/eval_")]
-    assert len(commands) >= 3
-    for _, name, *arguments in commands:
-        run._parse({"gsm8k": GSM8K, "aime": AIME}[Path(name).stem.removeprefix("eval_")], "", arguments)
 
 
 def test_compare(files, capsys):

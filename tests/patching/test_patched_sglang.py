@@ -111,4 +111,5 @@ def test_the_engine_generates_the_same_tokens_as_with_the_plugin(patched_path, t
     assert patched.tokens() == plugin.tokens()
     assert patched.histogram() == plugin.histogram()
     assert patched.replayssm == plugin.replayssm and patched.replayssm["active"]
+    assert "sglang_replayssm:folds_total" in patched.metrics
     assert "sglang_replayssm" not in "".join(line for line in patched.log.splitlines() if "Applied" in line)

@@ -172,3 +172,16 @@ def test_the_decorator_calls_the_hooks_of_the_start_from_the_first(monkeypatch):
     monkeypatch.setattr(activation, "check_server_args", lambda original, args: ["hooked", original(args)])
     function = patched_seams.replayssm_seam(seams.ALWAYS[0].hook)(lambda args: args)
     assert function("x") == ["hooked", "x"]
+
+
+def test_the_whole_release_as_a_checkout(tmp_path, capsys):
+    """Tag `v0.5.15.post1` as git lays it out: every file of the release in `python/sglang`, and no version file."""
+    ignored = shutil.ignore_patterns("__pycache__", "_version.py")
+    shutil.copytree(seams.sglang_root(), tmp_path / "python" / "sglang", ignore=ignored)
+    before = contents(tmp_path)
+    assert cli.main(["patch", "check", str(tmp_path)]) == 0, capsys.readouterr().err
+    assert cli.main(["patch", "apply", str(tmp_path)]) == 0
+    changed = {path for path, content in contents(tmp_path).items() if content != before.get(path)}
+    assert changed == {f"python/sglang/{diff.path}" for diff in Tree.open(tmp_path).diffs}
+    assert cli.main(["patch", "reverse", str(tmp_path)]) == 0
+    assert contents(tmp_path) == before
