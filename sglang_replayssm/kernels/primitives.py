@@ -45,57 +45,10 @@ def softplus(x):
 
 
 @triton.jit
-def times(x_high, x_low, y_high, y_low):
-    """Product of two pairs (high + low) as a pair, relative error about 2^-46."""
-    high = x_high * y_high
-    return high, tl.fma(x_high, y_high, -high) + (x_high * y_low + x_low * y_high)
-
-
-@triton.jit
-def exp_pair(high, low):
-    """e^(high + low) as a pair, relative error about 2^-27; 0 below e^-87. For arguments up to 87.
-
-    e^x = 2^n e^r with |r| <= ln(2) / 2. ln(2) is a constant of 9 bits, whose product with n is exact, and a small rest;
-    e^r is its Taylor series up to r^7.
-    """
-    dead = high < -87.0
-    high = tl.where(dead, 0.0, high)
-    n = tl.floor(high * 1.4426950408889634 + 0.5)
-    exact = tl.fma(n, -0.693359375, high)
-    rest = tl.fma(n, 2.1219444005469057e-4, low)
-    r = exact + rest
-    rest -= r - exact
-    series = tl.fma(r, 1.0 / 5040, 1.0 / 720)
-    series = tl.fma(r, series, 1.0 / 120)
-    series = tl.fma(r, series, 1.0 / 24)
-    series = tl.fma(r, series, 1.0 / 6)
-    series = tl.fma(r, series, 0.5)
-    above_1 = tl.fma(r * r, series, r)
-    result = 1.0 + above_1
-    rest += above_1 - (result - 1.0)
-    power = tl.where(dead, 0, (n.to(tl.int32) + 127) << 23).to(tl.float32, bitcast=True)
-    return result * power, rest * power
-
-
-@triton.jit
-def inverse_root_pair(high, low):
-    """(high + low)^-1/2 as a pair: the hardware's approximation and its correction by one Newton step."""
-    y = tl.rsqrt(high)
-    square = y * y
-    short = tl.fma(-high, square, 1.0) - high * tl.fma(y, y, -square) - low * square
-    return y, 0.5 * y * short
-
-
-@triton.jit
-def sigmoid_pair(x):
-    """1 / (1 + e^-x) as a pair."""
-    e_high, e_low = exp_pair(-tl.abs(x), 0.0)
-    divisor, rest = two_sum(1.0, e_high)
-    rest += e_low
-    y = 1.0 / divisor
-    correction = y * (tl.fma(-divisor, y, 1.0) - rest * y)
-    small_high, small_low = times(y, correction, e_high, e_low)
-    return tl.where(x < 0, small_high, y), tl.where(x < 0, small_low, correction)
+def inverse_root(x):
+    """x^-1/2, the hardware's approximation after one Newton step: the norms enter every product."""
+    y = tl.rsqrt(x)
+    return y + 0.5 * y * tl.fma(-x * y, y, 1.0)
 
 
 @triton.jit
@@ -143,22 +96,6 @@ def split_fp32(x):
 
 
 @triton.jit
-def split_nearest(x):
-    """fp32 x as its nearest bf16 (halves away from 0) and the exact rest."""
-    bits = (x.to(tl.uint32, bitcast=True) + 0x8000) & 0xFFFF0000
-    return (bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True), x - bits.to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def split_pair(high, low):
-    """high + low as three bf16 parts, to 26 bits; of either sign, so that what products of parts leave out is tiny."""
-    first, rest = split_nearest(high)
-    second, rest = split_nearest(rest)
-    third, rest = split_nearest(rest + low)
-    return first, second, third
-
-
-@triton.jit
 def split_tf32(x):
     """fp32 x as its nearest tf32 and the exact rest, which itself fits tf32 but for its last bit."""
     bits = (x.to(tl.uint32, bitcast=True) + 0x1000) & 0xFFFFE000
@@ -168,11 +105,9 @@ def split_tf32(x):
 
 @triton.jit
 def add_apart(small, large):
-    """small + large for products whose sums must not share an accumulator, for tensor cores truncate when they add.
+    """small + large for two products whose sums must not share an accumulator: tensor cores truncate when they add.
 
-    In a long sum of terms of one sign, such as |k|^2 or S k where S has seen k, these errors all point the same way:
-    128 terms in one accumulator were off by up to 5 times what fp32 additions are. Hence products over a few terms of K
-    at a time, added up here. Written as an addition, Triton would make the one product the other's accumulator.
+    Written as an addition, Triton would make the one product the other's initial accumulator.
     """
     return tl.fma(large, 1.0, small)
 
@@ -193,18 +128,14 @@ def dot_exact(x, y):
 
 
 @triton.jit
-def dot_pair(x, y_high, y_low, IEEE: tl.constexpr):
-    """fp32 x times the pair y, accurate to fp32: by products of their bf16 parts, or by plain fp32 arithmetic.
-
-    What is left out is below 2^-25 of the largest term; products of bf16 parts mostly sum to fp32 without truncation.
-    """
+def dot_fp32(x, y, IEEE: tl.constexpr):
+    """fp32 x times fp32 y, accurate to fp32: by three tf32 products, or by plain fp32 arithmetic."""
     if IEEE:
-        product = tl.dot(x, y_high, input_precision="ieee")
+        product = tl.dot(x, y, input_precision="ieee")
     else:
-        x_first, x_second, x_third = split_pair(x, 0.0)
-        y_first, y_second, y_third = split_pair(y_high, y_low)
-        small = dot(x_second, y_second, dot(x_first, y_third, dot(x_third, y_first)))
-        product = add_apart(dot(x_first, y_second, dot(x_second, y_first, small)), dot(x_first, y_first))
+        x_high, x_low = split_tf32(x)
+        y_high, y_low = split_tf32(y)
+        product = add_apart(dot(x_high, y_low, dot(x_low, y_high)), dot(x_high, y_high))
     return product
 
 
@@ -218,7 +149,7 @@ def load_decays(g, base, count, j, R: tl.constexpr):
         j: [J], history indices 0..J-1; those from `count` on are dead.
 
     Returns:
-        the total log-decay since the checkpoint, high and low; and [J] exp(G_n - G_j) as a pair, 0 for dead records.
+        the total log-decay since the checkpoint, high and low; and [J] exp(G_n - G_j), 0 for dead records.
     """
     live = j < count
     at = 2 * wrap(base + j, R)
@@ -227,9 +158,8 @@ def load_decays(g, base, count, j, R: tl.constexpr):
     last = 2 * wrap(base + count - 1, R)
     total_high = tl.load(g + last, mask=count > 0, other=0.0)
     total_low = tl.load(g + last + 1, mask=count > 0, other=0.0)
-    difference, rest = two_sum(total_high, -high)
-    weight_high, weight_low = exp_pair(difference, rest + (total_low - low))
-    return total_high, total_low, tl.where(live, weight_high, 0.0), tl.where(live, weight_low, 0.0)
+    weight = tl.where(live, tl.exp((total_high - high) + (total_low - low)), 0.0)
+    return total_high, total_low, weight
 
 
 @triton.jit

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..primitives import exp_pair, fold_tile, load_decays, load_keys, wrap
+from ..primitives import fold_tile, load_decays, load_keys, wrap
 from ..ring import PLAN_ROW, PLAN_SLOT, Cursors, Ring
 from ..sequential import STOCK_BLOCK_V, STOCK_WARPS
 from .replay import replay_rows
@@ -66,10 +66,8 @@ def _fold(
         j = tl.arange(0, HISTORY)
         live = j < count
         at = wrap(base + j, R)
-        total_high, total_low, weight, rest = load_decays(ring_g, base, count, j, R)
-        weight += rest
-        decay, rest = exp_pair(total_high, total_low)
-        decay += rest
+        total_high, total_low, weight = load_decays(ring_g, base, count, j, R)
+        decay = tl.exp(total_high) * (1.0 + total_low)
         keys = load_keys(ring_k, at, live, K)
         for i in tl.range(0, V // BLOCK_V):
             vs = i * BLOCK_V + tl.arange(0, BLOCK_V)

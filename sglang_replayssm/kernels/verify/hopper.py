@@ -13,7 +13,7 @@ and the gated delta rule then runs on the columns of U. What differs is how the 
   and the accumulator fragment of the fold, once the columns of a chunk of K are renamed (see `_fragment_order`). K is
   summed over, so any order will do as long as both operands use it.
 * S is split without error into three bf16 parts, and the products with raw bf16 keys and queries are exact. The tensor
-  cores truncate when they add, so they add 16 products at most; sums of these are rounded (see `_product`).
+  cores truncate when they add, so they add few products, and sums of these are rounded (see `_product`).
 * Warps share nothing but the loads' cache lines: each computes the scores it needs, so that a program has few barriers.
 * A fold updates S where it lies in shared memory, and the copy engine writes it back.
 
@@ -42,13 +42,9 @@ from ..primitives import (
     PLAN_FOLD,
     PLAN_ROW,
     PLAN_SLOT,
-    exp_pair,
-    inverse_root_pair,
-    sigmoid_pair,
+    inverse_root,
     softplus,
     split_fp32,
-    split_pair,
-    times,
     two_sum,
     wrap,
 )
@@ -82,12 +78,12 @@ class Config(NamedTuple):
 
 
 # (P, padded W): (largest B HV, cut) in ascending order; the last is for everything beyond. None spills a register.
-# From scripts/tune_verify.py on an H200.
+# From scripts/tune_verify.py on an H200; registers then raised where spills began.
 CONFIGS = {
     (4, 16): ((1024, Config(32, 2, 168, True)), (None, Config(64, 2, 168, True))),
-    (8, 16): ((512, Config(32, 2, 176, True)), (None, Config(64, 2, 224, True))),
-    (4, 32): ((96, Config(32, 2, 248, True)), (2048, Config(64, 2, 248, True)), (None, Config(64, 2, 248, True))),
-    (8, 32): ((512, Config(32, 2, 248, True)), (None, Config(64, 2, 255, True))),
+    (8, 16): ((512, Config(32, 2, 168, True)), (None, Config(64, 2, 224, True))),
+    (4, 32): ((96, Config(32, 2, 224, True)), (2048, Config(64, 2, 224, True)), (None, Config(64, 2, 255, False))),
+    (8, 32): ((512, Config(32, 2, 224, True)), (None, Config(64, 2, 240, False))),
 }
 
 
@@ -189,14 +185,14 @@ def _rows_layout(rows, columns, warps):
 
 
 @gluon.constexpr_function
-def _scores_layout(rows, columns, warps):
-    """[rows, columns] of an accumulator, all in each warp: rows is 16, or 8 of which the other half is dropped."""
+def _tokens_layout(tokens, warps):
+    """[tokens] with a token a lane."""
     return gl.DistributedLinearLayout(
-        reg_bases=[[0, 1], *_doublings(8, rows), *_doublings(8, columns, axis=1)],
-        lane_bases=[[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]],
-        warp_bases=_nothing(_log2(warps)),
+        reg_bases=[],
+        lane_bases=[*_doublings(1, tokens, rank=1), *_nothing(5 - _log2(tokens), rank=1)],
+        warp_bases=_nothing(_log2(warps), rank=1),
         block_bases=[],
-        shape=[rows, columns],
+        shape=[tokens],
     )
 
 
@@ -239,48 +235,31 @@ def _memory_order(x):
 
 
 @gluon.jit
-def _blocks(x, y, MMA: gl.constexpr):
-    """x y of bf16 operand fragments as a tuple of fp32 products over 16 of K each, whose sum it is.
+def _product(x, y, MMA: gl.constexpr):
+    """x y of bf16 operand fragments, summed in fp32: 32 of K by the tensor core, the rest by rounded additions.
 
-    A tensor core truncates whenever it adds to an accumulator. In a sum of many terms of one sign, such as |k|^2 or S k
-    where S has seen k, these errors all point the same way; 16 exact products mostly fit fp32 without any.
+    A tensor core truncates when it adds to an accumulator. In a sum of many terms of one sign, such as |k|^2 or S k
+    where S has seen k, these errors all point the same way: 128 terms in one accumulator are off by up to 5 times what
+    fp32 additions are. The first 16 exact products mostly fit fp32 without any error.
     """
-    CHUNKS: gl.constexpr = x.shape[1] // 16
+    BLOCK: gl.constexpr = 32 if x.shape[1] >= 32 else 16
+    CHUNKS: gl.constexpr = x.shape[1] // BLOCK
     x = _chunks(x, CHUNKS)
     y = _chunks(y.permute([1, 0]), CHUNKS)
-    zero = gl.zeros([x[0].shape[0], y[0].shape[0]], gl.float32, MMA)
-    products = ()
+    total = gl.zeros([x[0].shape[0], y[0].shape[0]], gl.float32, MMA)
+    zero = total
     for i in gl.static_range(CHUNKS):
         x_i = gl.convert_layout(x[i], gl.DotOperandLayout(0, MMA, 2), assert_trivial=True)
         y_i = gl.convert_layout(y[i].permute([1, 0]), gl.DotOperandLayout(1, MMA, 2), assert_trivial=True)
-        products += (mma_v2(x_i, y_i, zero),)
-    return products
-
-
-@gluon.jit
-def _scores(x, y, ROWS: gl.constexpr, MMA: gl.constexpr, num_warps: gl.constexpr):
-    """x y of bf16 operand fragments as a pair, high + low; of the 16 rows of x the first ROWS."""
-    LAYOUT: gl.constexpr = _scores_layout(ROWS, y.shape[1], num_warps)
-    products = _blocks(x, y, MMA)
-    sums = ()
-    for i in gl.static_range(0, x.shape[1] // 32):
-        total = products[2 * i] + products[2 * i + 1]
-        if ROWS == 8:
-            total, _unused = gl.split(total.reshape([2, 8, y.shape[1]]).permute([1, 2, 0]))
-        sums += (gl.convert_layout(total, LAYOUT, assert_trivial=True),)
-    high = sums[0]
-    low = gl.zeros_like(high)
-    for i in gl.static_range(1, x.shape[1] // 32):
-        high, error = two_sum(high, sums[i])
-        low += error
-    return high, low
+        total += mma_v2(x_i, y_i, zero)
+    return total
 
 
 @gluon.jit
 def _project(s, x, boundary, MMA: gl.constexpr):
-    """s x, fp32 [rows, K] in fragment order times bf16 [K, columns]; 32 of K at a time are summed by the tensor core.
+    """s x, fp32 [rows, K] in fragment order times bf16 [K, columns], summed as in `_product`.
 
-    `boundary` keeps the compiler from working on all of K at once, for which it would spill.
+    32 of K at a time, with a `boundary` between: at more at once the compiler spills registers.
     """
     CHUNKS: gl.constexpr = x.shape[0] // 32
     s = _chunks(gl.convert_layout(s, gl.DotOperandLayout(0, MMA, 2), assert_trivial=True), CHUNKS)
@@ -302,16 +281,13 @@ def _project(s, x, boundary, MMA: gl.constexpr):
 
 @gluon.jit
 def _product_fp32(x, y, MMA: gl.constexpr):
-    """x y of fp32 operand fragments, given as their bf16 parts; see `dot_pair`."""
-    x_first, x_second, x_third = x
-    y_first, y_second, y_third = y
-    zero = gl.zeros([x_first.shape[0], y_first.shape[1]], gl.float32, MMA)
-    total = mma_v2(x_second, y_second, mma_v2(x_first, y_third, mma_v2(x_third, y_first, zero)))
-    total = mma_v2(x_first, y_second, mma_v2(x_second, y_first, total))
-    large = _blocks(x_first, y_first, MMA)
-    for i in gl.static_range(x_first.shape[1] // 16):
-        total += large[i]
-    return total
+    """x y of fp32 operand fragments, given as their bf16 parts; what is left out is below 2^-23 of the largest term."""
+    x_high, x_middle, x_low = x
+    y_high, y_middle, y_low = y
+    zero = gl.zeros([x_high.shape[0], y_high.shape[1]], gl.float32, MMA)
+    small = mma_v2(x_middle, y_middle, mma_v2(x_high, y_low, mma_v2(x_low, y_high, zero)))
+    small = mma_v2(x_high, y_middle, mma_v2(x_middle, y_high, small))
+    return _product(x_high, y_high, MMA) + small
 
 
 # ----------------------------------------------------------------------------------------------- tuples of registers
@@ -341,17 +317,6 @@ def _chunks(x, N: gl.constexpr):
 def _scalars(x, N: gl.constexpr):
     """[1, N], the same in all lanes, as a tuple of N scalars."""
     return [value.sum(0) for value in _columns(x, 1, N)]
-
-
-@gluon.jit
-def _sums_until(index, values, N: gl.constexpr):
-    """values[0] + .. + values[index] of a tuple of scalars, for a tensor of indices, as a pair."""
-    high = gl.zeros_like(index.to(gl.float32))
-    low = high
-    for i in gl.static_range(N):
-        high, error = two_sum(high, gl.where(index >= i, values[i], 0.0))
-        low += error
-    return high, low
 
 
 @gluon.jit
@@ -403,9 +368,9 @@ def _load_window(
     T: gl.constexpr,
     P: gl.constexpr,
     X: gl.constexpr,
-    COLUMN: gl.constexpr,
+    TOKEN: gl.constexpr,
 ):
-    """Window of one head: raw [k_1 .. k_P, q_1 .. q_P] in layout X, a tuple of T [v], and a and b by column.
+    """Window of one head: raw [k_1 .. k_P, q_1 .. q_P] in layout X, a tuple of T [v], and a and b by token.
 
     Tokens beyond T repeat the last one (a masked dimension of an MMA operand is asking for trouble); nobody reads them.
     """
@@ -413,7 +378,7 @@ def _load_window(
     token = gl.minimum(column % P, T - 1)
     pointer = gl.where((column < P)[:, None], k + (token * k_stride)[:, None], q + (token * q_stride)[:, None])
     x = gl.load(pointer + gl.arange(0, DIM, layout=gl.SliceLayout(0, X))[None, :])
-    token = gl.minimum(gl.arange(0, 2 * P, layout=COLUMN) % P, T - 1)
+    token = gl.minimum(gl.arange(0, P, layout=TOKEN), T - 1)
     a_t = gl.load(a + token * a_stride)
     b_t = gl.load(b + token * b_stride)
     values = ()
@@ -516,43 +481,41 @@ def _fold_tiles(
 
 
 @gluon.jit
-def _solve(u, v, scores, scales, strengths, COLUMNS: gl.constexpr, T: gl.constexpr, num_warps: gl.constexpr):
+def _solve(u, v, scores, norms, gates, COLUMNS: gl.constexpr, T: gl.constexpr, num_warps: gl.constexpr):
     """The gated delta rule on the columns of U, token by token.
 
     Args:
         u: tuple of COLUMNS vectors over V, the projections of S_n on raw keys (first half) and queries.
         v: tuple of T vectors over V.
-        scores: shared [COLUMNS, COLUMNS], what d'_s adds to each column: e^{Γ_t - Γ_s} (k_s . x_t) / |x_t|.
-        scales: shared [COLUMNS], e^{Γ_t} / |x_t|.
-        strengths: shared [COLUMNS], of which the first half is beta_t / |k_t|.
+        scores: shared [16, COLUMNS], x_i . x_j of the raw columns.
+        norms: shared [COLUMNS], 1 / |k_t| and K^-1/2 / |q_t|.
+        gates: shared [4, COLUMNS / 2], rows e^{g_t}, beta_t, g_t.
 
     Returns:
-        tuples of T vectors: outputs o_t, and d'_t = d_t / |k_t|.
+        tuples of T vectors: outputs o_t, and d_t / |k_t|.
     """
     P: gl.constexpr = COLUMNS // 2
-    UNIFORM: gl.constexpr = gl.SliceLayout(0, _uniform_layout(COLUMNS, num_warps))
-    scale = _scalars(scales.load(UNIFORM)[None, :], COLUMNS)
-    strength = _scalars(strengths.load(UNIFORM)[None, :], COLUMNS)
-    keys, queries = (), ()
-    for t in gl.static_range(T):
-        keys += (v[t].to(gl.float32) - u[t] * scale[t],)
-        queries += (u[P + t] * scale[P + t],)
+    scale = _scalars(norms.load(gl.SliceLayout(0, _uniform_layout(COLUMNS, num_warps)))[None, :], COLUMNS)
+    keep = _scalars(gates.index(0).load(gl.SliceLayout(0, _uniform_layout(P, num_warps)))[None, :], P)
+    beta = _scalars(gates.index(1).load(gl.SliceLayout(0, _uniform_layout(P, num_warps)))[None, :], P)
+    on_keys = u[:P]
+    on_queries = u[P:]
     outputs, deltas = (), ()
     for t in gl.static_range(T):
         score = _scalars(scores.slice(t, 1).load(_uniform_layout(COLUMNS, num_warps)), COLUMNS)
-        delta = keys[t] * strength[t]
+        delta = (v[t].to(gl.float32) - on_keys[t] * (keep[t] * scale[t])) * (beta[t] * scale[t])
         next_keys, next_queries = (), ()
-        for s in gl.static_range(T):
+        for s in gl.static_range(P):
             if s > t:
-                next_keys += (keys[s] - delta * score[s],)
+                next_keys += (on_keys[s] * keep[t] + delta * score[s],)
             else:
-                next_keys += (keys[s],)
+                next_keys += (on_keys[s],)
             if s >= t:
-                next_queries += (queries[s] + delta * score[P + s],)
+                next_queries += (on_queries[s] * keep[t] + delta * score[P + s],)
             else:
-                next_queries += (queries[s],)
-        keys, queries = next_keys, next_queries
-        outputs += (queries[t],)
+                next_queries += (on_queries[s],)
+        on_keys, on_queries = next_keys, next_queries
+        outputs += (on_queries[t] * scale[P + t],)
         deltas += (delta,)
     return outputs, deltas
 
@@ -598,9 +561,7 @@ def _verify_hopper(
     BY_ROW: gl.constexpr = _rows_layout(BLOCK_V, COLUMNS, num_warps)
     ROW: gl.constexpr = gl.SliceLayout(1, BY_ROW)
     X: gl.constexpr = _keys_layout(COLUMNS, num_warps)
-    OWN: gl.constexpr = _scores_layout(COLUMNS, COLUMNS, num_warps)
-    PAST: gl.constexpr = _scores_layout(COLUMNS, HISTORY, num_warps)
-    COLUMN: gl.constexpr = gl.SliceLayout(0, OWN)
+    TOKEN: gl.constexpr = _tokens_layout(P, num_warps)
     KEYS_MEMORY: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, order=[1, 0])
     FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
     q_stride, k_stride, v_stride, a_stride, b_stride, out_stride, slot_rows = strides
@@ -633,7 +594,7 @@ def _verify_hopper(
     rows = gl.arange(0, BLOCK_V, layout=ROW)
     if not PDL:
         raw, values, a_t, b_t = _load_window(
-            q, k, v, a, b, rows, q_stride, k_stride, v_stride, a_stride, b_stride, T, P, X, COLUMN
+            q, k, v, a, b, rows, q_stride, k_stride, v_stride, a_stride, b_stride, T, P, X, TOKEN
         )
     A_log_hv = gl.load(A_log + hv)
     dt_bias_hv = gl.load(dt_bias + hv)
@@ -650,7 +611,7 @@ def _verify_hopper(
     _schedule_boundary(boundary)
     keys = _load_history_keys(ring_k, base, count, R, HISTORY, num_warps)
     d = _load_history_deltas(ring_d, base, count, R, HISTORY, ROWS, TILES, LEFT)
-    j = gl.arange(0, HISTORY, layout=gl.SliceLayout(0, PAST))
+    j = gl.arange(0, HISTORY, layout=gl.SliceLayout(0, MMA))
     decays = ring_g + 2 * wrap(base + j, R)
     decay_high = gl.load(decays, mask=j < count, other=0.0)
     decay_low = gl.load(decays + 1, mask=j < count, other=0.0)
@@ -661,7 +622,7 @@ def _verify_hopper(
         gdc_wait()
         gdc_launch_dependents()
         raw, values, a_t, b_t = _load_window(
-            q, k, v, a, b, rows, q_stride, k_stride, v_stride, a_stride, b_stride, T, P, X, COLUMN
+            q, k, v, a, b, rows, q_stride, k_stride, v_stride, a_stride, b_stride, T, P, X, TOKEN
         )
     _schedule_boundary(boundary)
 
@@ -673,6 +634,14 @@ def _verify_hopper(
                 gl.store(out_fp32 + t * (HV * DIM) + rows, zero)
         return
 
+    token = gl.arange(0, P, layout=TOKEN)
+    g = -gl.exp(A_log_hv.to(gl.float32)) * softplus(a_t.to(gl.float32) + dt_bias_hv.to(gl.float32))
+    beta = 1.0 / (1.0 + gl.exp(-b_t.to(gl.float32)))
+    gates = gl.allocate_shared_memory(gl.float32, [4, P], FLAT)
+    gates.index(0).store(gl.exp(g))
+    gates.index(1).store(beta)
+    gates.index(2).store(g)
+
     # Scores of the window with itself and with the history: raw products, 16 rows an MMA.
     x = _fragment_order(raw)
     x_left = x
@@ -680,59 +649,27 @@ def _verify_hopper(
         x_left = gl.join(x, gl.zeros_like(x)).permute([2, 0, 1]).reshape([16, DIM])
     x_left = gl.convert_layout(x_left, LEFT, assert_trivial=True)
     x = gl.convert_layout(x.permute([1, 0]), RIGHT, assert_trivial=True)
-    own_high, own_low = _scores(x_left, x, COLUMNS, MMA, num_warps)
+    own = _product(x_left, x, MMA)
     keys_right = gl.convert_layout(keys.permute([1, 0]), RIGHT, assert_trivial=True)
-    past_high, past_low = _scores(x_left, keys_right, COLUMNS, MMA, num_warps)
-
-    # All that multiplies rows of V later, as pairs, so that it is rounded once: rows are s, columns t; see `_solve`.
-    g = -gl.exp(A_log_hv.to(gl.float32)) * softplus(a_t.to(gl.float32) + dt_bias_hv.to(gl.float32))
-    gates = gl.allocate_shared_memory(gl.float32, [COLUMNS], FLAT, g)
-    each_g = _scalars(gates.load(gl.SliceLayout(0, _uniform_layout(COLUMNS, num_warps)))[None, :], COLUMNS)
-    r = gl.arange(0, COLUMNS, layout=gl.SliceLayout(1, OWN))
-    c = gl.arange(0, COLUMNS, layout=COLUMN)
-    total_t = _sums_until(c % P, each_g, P)
-    total_s = _sums_until(r, each_g, P)
-
-    diagonal = r[:, None] == c[None, :]
-    squares, rest = two_sum(gl.where(diagonal, own_high, 0.0).sum(0), NORM_EPSILON)
-    rest += gl.where(diagonal, own_low, 0.0).sum(0)
-    for_query = gl.where(c < P, 1.0, DIM * 1.0)  # K^-1/2
-    norm_high, norm_low = inverse_root_pair(squares * for_query, rest * for_query)
-
-    keep_high, keep_low = exp_pair(total_t[0], total_t[1])
-    scale_high, scale_low = times(keep_high, keep_low, norm_high, norm_low)
-    scales = gl.allocate_shared_memory(gl.float32, [COLUMNS], FLAT, scale_high + scale_low)
-
-    beta_high, beta_low = sigmoid_pair(b_t.to(gl.float32))
-    strength_high, strength_low = times(beta_high, beta_low, norm_high, norm_low)
-    strengths = gl.allocate_shared_memory(gl.float32, [COLUMNS], FLAT, strength_high + strength_low)
-
-    sees = (r[:, None] <= (c % P)[None, :]) & (r < P)[:, None]
-    between, rest = two_sum(total_t[0][None, :], -total_s[0][:, None])
-    rest += total_t[1][None, :] - total_s[1][:, None]
-    keep_high, keep_low = exp_pair(gl.where(sees, between, 0.0), gl.where(sees, rest, 0.0))
-    own_high, own_low = times(own_high, own_low, keep_high, keep_low)
-    own_high, own_low = times(own_high, own_low, norm_high[None, :], norm_low[None, :])
-    SCORES: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0])
-    scores = gl.allocate_shared_memory(gl.float32, [COLUMNS, COLUMNS], SCORES, own_high + own_low)
+    past = _product(x_left, keys_right, MMA)
+    scores = gl.allocate_shared_memory(gl.float32, [16, COLUMNS], gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0]), own)
+    r = gl.arange(0, 16, layout=gl.SliceLayout(1, MMA))
+    c = gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, MMA))
+    squares = gl.where(r[:, None] == c[None, :], own, 0.0).sum(0)
+    scale = inverse_root(squares + NORM_EPSILON) * gl.where(c < P, 1.0, DIM**-0.5)
+    norms = gl.allocate_shared_memory(gl.float32, [COLUMNS], FLAT, scale)
 
     # History's share of U: d' times the weighted scores.
-    decay, rest = exp_pair(total_high, total_low)
-    decay += rest
-    live = j < count
-    between, rest = two_sum(total_high, -decay_high)
-    rest += total_low - decay_low
-    weight_high, weight_low = exp_pair(gl.where(live, between, 0.0), gl.where(live, rest, 0.0))
-    weight_high = gl.where(live, weight_high, 0.0)
-    weight_low = gl.where(live, weight_low, 0.0)
-    past_high, past_low = times(past_high, past_low, weight_high[None, :], weight_low[None, :])
-    weight = weight_high + weight_low
-    past_high = gl.convert_layout(past_high.permute([1, 0]), RIGHT, assert_trivial=True)
-    past_low = gl.convert_layout(past_low.permute([1, 0]), RIGHT, assert_trivial=True)
-    past = split_pair(past_high, past_low)
+    decay = gl.exp(total_high) * (1.0 + total_low)
+    weight = gl.where(j < count, gl.exp((total_high - decay_high) + (total_low - decay_low)), 0.0)
+    past = past * weight[None, :]
+    if COLUMNS == 8:
+        past, _unused = gl.split(past.reshape([2, 8, HISTORY]).permute([1, 2, 0]))
+    past = gl.convert_layout(past.permute([1, 0]), RIGHT, assert_trivial=True)
+    past = split_fp32(past)
     history = ()
     for i in gl.static_range(TILES):
-        history += (_product_fp32(split_pair(d[i], 0.0), past, MMA),)
+        history += (_product_fp32(split_fp32(d[i]), past, MMA),)
 
     # New records: keys and log-decays, each by one program.
     first = base + count
@@ -742,17 +679,19 @@ def _verify_hopper(
             new_key = ring_k + wrap(first + column, R)[:, None] * DIM
             new_key += gl.arange(0, DIM, layout=gl.SliceLayout(0, X))[None, :]
             gl.store(new_key, raw, mask=(column < T)[:, None])
-        new_high, new_low = two_sum(gl.where(fold, 0.0, total_high), total_t[0])
-        new_low += gl.where(fold, 0.0, total_low) + total_t[1]
-        new_g = ring_g + 2 * wrap(first + c, R)
-        gl.store(new_g, new_high, mask=c < T)
-        gl.store(new_g + 1, new_low, mask=c < T)
+        each_g = _scalars(gates.index(2).load(gl.SliceLayout(0, _uniform_layout(P, num_warps)))[None, :], P)
+        high = gl.zeros([P], gl.float32, TOKEN) + gl.where(fold, 0.0, total_high)
+        low = gl.zeros([P], gl.float32, TOKEN) + gl.where(fold, 0.0, total_low)
+        for t in gl.static_range(T):
+            high, error = two_sum(high, gl.where(token >= t, each_g[t], 0.0))
+            low += error
+        new_g = ring_g + 2 * wrap(first + token, R)
+        gl.store(new_g, high, mask=token < T)
+        gl.store(new_g + 1, low, mask=token < T)
 
     # S arrives.
     if FOLD_EARLY:
         if fold:
-            # Read the keys again rather than keep them until S is here: few rows fold, and the caches have them.
-            keys = _load_history_keys(ring_k, base, count, R, HISTORY, num_warps)
             fold_keys = gl.allocate_shared_memory(gl.bfloat16, [HISTORY, DIM], KEYS_MEMORY, keys)
             projected = _fold_tiles(
                 tiles, arrived, x, d, weight, fold_keys, decay, state, first_row, boundary, TILES, MMA, num_warps
@@ -768,7 +707,7 @@ def _verify_hopper(
         u += (projected[i] * decay + history[i],)
     u = gl.convert_layout(_stack(u, ROWS, COLUMNS, TILES), BY_ROW)
     u = [gl.convert_layout(column_of_u, ROW, assert_trivial=True) for column_of_u in _columns(u, BLOCK_V, COLUMNS)]
-    outputs, deltas = _solve(u, values, scores, scales, strengths, COLUMNS, T, num_warps)
+    outputs, deltas = _solve(u, values, scores, norms, gates, COLUMNS, T, num_warps)
     for t in gl.static_range(T):
         gl.store(out + t * out_stride + rows, outputs[t].to(gl.bfloat16))
         if out_fp32 is not None:
@@ -777,7 +716,7 @@ def _verify_hopper(
 
     if not FOLD_EARLY:  # noqa: SIM102 - decided at compile time, unlike what follows
         if fold:
-            # The deltas too, where registers are scarcer than time.
+            # Read the history again rather than keep it all along: few rows fold, and the caches have it.
             keys = _load_history_keys(ring_k, base, count, R, HISTORY, num_warps)
             d = _load_history_deltas(ring_d, base, count, R, HISTORY, ROWS, TILES, LEFT)
             fold_keys = gl.allocate_shared_memory(gl.bfloat16, [HISTORY, DIM], KEYS_MEMORY, keys)

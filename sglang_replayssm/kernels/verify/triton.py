@@ -5,13 +5,12 @@ queries of the window as columns, everything that the window needs of the state 
 
     U = S_n X = e^{G_n} S_c X + sum_j e^{G_n - G_j} d'_j (k_j . X),
 
-and the recurrence over the window can be run on the columns of U instead of on S, once column t is scaled by
-e^{Γ_t} / |x_t|: token t reads S k_t off column k_t and adds d'_t e^{Γ_s - Γ_t} (k_t . x_s) / |x_s| to the columns s
-that see it. No decay is ever divided out and nothing is inverted.
+and the recurrence over the window can be run on the columns of U instead of on S: token t multiplies the columns of
+tokens >= t by e^{g_t}, reads S k_t off column k_t, and adds d_t (k_t . X) to the columns that see it. No decay is ever
+divided out and nothing is inverted.
 
-q, k and the keys of the ring are multiplied as they are, which is exact in a tensor core with fp32 sums. What the
-recurrence does to K x V numbers, whose roundings average out, is done here to a few scalars, whose roundings do not. So
-scalars (scores, norms, decays, beta) are pairs high + low until they meet a row of V.
+q, k and the keys of the ring are multiplied as they are, which is exact in a tensor core with fp32 sums; norms, scale
+and decays are applied to the sums in fp32.
 """
 
 from __future__ import annotations
@@ -31,20 +30,15 @@ from ..primitives import (
     PLAN_FOLD,
     PLAN_ROW,
     PLAN_SLOT,
-    add_apart,
     dot_exact,
-    dot_pair,
+    dot_fp32,
     dot_raw,
-    exp_pair,
     fold_tile,
-    inverse_root_pair,
     load_decays,
     load_deltas,
     load_keys,
     round_to,
-    sigmoid_pair,
     softplus,
-    times,
     two_sum,
     wrap,
 )
@@ -95,25 +89,11 @@ def choose_config(batch: int, spec: RingSpec, draft_tokens: int) -> Config:
 
 
 @triton.jit
-def _load_tokens(q, k, token, is_key, q_stride, k_stride, K: tl.constexpr, CHUNK: tl.constexpr):
-    """Raw keys (where is_key) or queries as a tuple of [len(token), CHUNK]; `token` is clamped, never masked: a masked
-    token dimension of a dot operand has leaked stale shared memory upstream."""
+def _load_tokens(q, k, token, is_key, q_stride, k_stride, K: tl.constexpr):
+    """[len(token), K] raw keys (where is_key) or queries; `token` is clamped, never masked: a masked token dimension
+    of a dot operand has leaked stale shared memory upstream."""
     rows = tl.where(is_key[:, None], k + token[:, None] * k_stride, q + token[:, None] * q_stride)
-    chunks = ()
-    for i in tl.static_range(K // CHUNK):
-        chunks += (tl.load(rows + (i * CHUNK + tl.arange(0, CHUNK))[None, :]),)
-    return chunks
-
-
-@triton.jit
-def _scores(x, y):
-    """x y^T of tuples of [M, CHUNK] and [N, CHUNK], whose chunks make up K, as a pair, high + low."""
-    high = dot_raw(x[0], tl.trans(y[0]))
-    low = tl.zeros_like(high)
-    for i in tl.static_range(1, len(x)):
-        high, error = two_sum(high, dot_raw(x[i], tl.trans(y[i])))
-        low += error
-    return high, low
+    return tl.load(rows + tl.arange(0, K)[None, :])
 
 
 @triton.jit
@@ -156,10 +136,8 @@ def _verify(
     WINDOW: tl.constexpr = COLUMNS if COLUMNS > 16 else 16  # rows of the window's score tile: an MMA has 16
     IEEE: tl.constexpr = q.dtype.element_ty == tl.float32
     BF16: tl.constexpr = ring_d.dtype.element_ty == tl.bfloat16  # factors: rounded, of normalised keys
-    CHUNK: tl.constexpr = K if IEEE or K < 32 else 32  # of K that a tensor core sums, see `add_apart`
-    CHUNKS: tl.constexpr = K // CHUNK
 
-    block = tl.program_id(0)
+    part = tl.program_id(0)
     hv = tl.program_id(1)
     n = tl.program_id(2).to(tl.int64)
     h = hv // (HV // H)
@@ -196,7 +174,7 @@ def _verify(
 
     if slot < 0:  # padding: nothing but zeros in its outputs
         for i in tl.static_range(TILES):
-            vs = (block * TILES + i) * BLOCK_V + tl.arange(0, BLOCK_V)
+            vs = (part * TILES + i) * BLOCK_V + tl.arange(0, BLOCK_V)
             zeros = tl.zeros([BLOCK_V, COLUMNS], tl.float32)
             mask = (real & ~is_key)[None, :]
             tl.store(out + token[None, :] * out_stride + vs[:, None], round_to(zeros, out.dtype.element_ty), mask=mask)
@@ -205,78 +183,56 @@ def _verify(
         return
 
     # Window: X, and its scores k_t . x.
-    x = _load_tokens(q, k, token, is_key, q_stride, k_stride, K, CHUNK)
+    x = _load_tokens(q, k, token, is_key, q_stride, k_stride, K)
+    x_t = tl.trans(x)
     r = tl.arange(0, WINDOW)
-    row_token = tl.minimum(r % BLOCK_T, T - 1)
-    window = _load_tokens(q, k, row_token, r % COLUMNS < BLOCK_T, q_stride, k_stride, K, CHUNK)
+    window = _load_tokens(q, k, tl.minimum(r % BLOCK_T, T - 1), r % COLUMNS < BLOCK_T, q_stride, k_stride, K)
+    scores = dot_raw(window, x_t)
+    squares = tl.where(r[:, None] == c[None, :], scores, 0.0)  # the diagonal: |x|^2
+    column_scale = tl.rsqrt(tl.sum(squares, axis=0) + NORM_EPSILON)
+    row_scale = tl.rsqrt(tl.sum(squares, axis=1) + NORM_EPSILON)
+    q_scale: tl.constexpr = K**-0.5
+    x_scale = column_scale * tl.where(is_key, 1.0, q_scale)
+    scores = scores * row_scale[:, None] * x_scale[None, :]
+
+    # History: its decays, and its scores with X, weighted.
     j = tl.arange(0, HISTORY)
     live = j < count
     at = wrap(base + j, R)
-    score_high, score_low = _scores(window, x)
-    keys = ()
-    for i in tl.static_range(CHUNKS):
-        columns = i * CHUNK + tl.arange(0, CHUNK)
-        keys += (tl.load(ring_k + at[:, None] * K + columns[None, :], mask=live[:, None], other=0.0).to(x[0].dtype),)
+    total_high, total_low, weight = load_decays(ring_g, base, count, j, R)
+    decay = tl.exp(total_high) * (1.0 + total_low)
+    keys = load_keys(ring_k, at, live, K).to(x.dtype)
+    history_scores = dot_raw(keys, x_t) * weight[:, None]
 
-    # Gates: log-decay and beta a column, and the log-decays summed up to a column's or a row's token.
+    # Gates, one scalar a token; and for each token the columns that see it: later keys, its own and later queries.
     rate = tl.exp(tl.load(A_log + hv).to(tl.float32))
     bias = tl.load(dt_bias + hv).to(tl.float32)
-    beta_high, beta_low = sigmoid_pair(tl.load(b + token * b_stride).to(tl.float32))
-    column_high = tl.zeros([COLUMNS], tl.float32)
-    column_low = column_high
-    row_high = tl.zeros([WINDOW], tl.float32)
-    row_low = row_high
+    g, keep, beta, sees = (), (), (), ()
     for t in tl.static_range(T):
-        g = -rate * softplus(tl.load(a + t * a_stride).to(tl.float32) + bias)
-        column_high, error = two_sum(column_high, tl.where(column_token >= t, g, 0.0))
-        column_low += error
-        row_high, error = two_sum(row_high, tl.where(r >= t, g, 0.0))
-        row_low += error
-
-    # Scale of a column, strength of its d', and what a token (row) adds to the columns that see it.
-    diagonal = r[:, None] == c[None, :]
-    squares, rest = two_sum(tl.sum(tl.where(diagonal, score_high, 0.0), axis=0), NORM_EPSILON)
-    rest += tl.sum(tl.where(diagonal, score_low, 0.0), axis=0)
-    for_query = tl.where(is_key, 1.0, K * 1.0)  # K^-1/2
-    norm_high, norm_low = inverse_root_pair(squares * for_query, rest * for_query)
-    keep_high, keep_low = exp_pair(column_high, column_low)
-    scale_high, scale_low = times(keep_high, keep_low, norm_high, norm_low)
-    scale = scale_high + scale_low
-    strength_high, strength_low = times(beta_high, beta_low, norm_high, norm_low)
-    strength = strength_high + strength_low
-    later = (column_token[None, :] > r[:, None]) | ((column_token[None, :] == r[:, None]) & ~is_key[None, :])
-    between, rest = two_sum(column_high[None, :], -row_high[:, None])
-    rest += column_low[None, :] - row_low[:, None]
-    keep_high, keep_low = exp_pair(tl.where(later, between, 0.0), tl.where(later, rest, 0.0))
-    score_high, score_low = times(score_high, score_low, keep_high, keep_low)
-    score_high, score_low = times(score_high, score_low, norm_high[None, :], norm_low[None, :])
-    score = tl.where(later, score_high + score_low, 0.0)
-    adds = ()
-    for t in tl.static_range(T):
-        adds += (tl.sum(tl.where(r[:, None] == t, score, 0.0), axis=0),)
-
-    # History: its decays, and its scores with X, weighted.
-    total_high, total_low, weight_high, weight_low = load_decays(ring_g, base, count, j, R)
-    weight = weight_high + weight_low
-    decay, rest = exp_pair(total_high, total_low)
-    decay += rest
-    past_high, past_low = _scores(keys, x)
-    past_high, past_low = times(past_high, past_low, weight_high[:, None], weight_low[:, None])
+        g_t = -rate * softplus(tl.load(a + t * a_stride).to(tl.float32) + bias)
+        beta_t = 1.0 / (1.0 + tl.exp(-tl.load(b + t * b_stride).to(tl.float32)))
+        score = tl.sum(tl.where(r[:, None] == t, scores, 0.0), axis=0)
+        g += (g_t,)
+        keep += (tl.exp(g_t),)
+        beta += (beta_t,)
+        sees += (tl.where((column_token > t) | ((column_token == t) & (c >= BLOCK_T)), score, 0.0),)
 
     # New records: keys and log-decays, each by one program.
     first = base + count
     new_at = wrap(first + token, R)
-    is_record = is_key & real
-    if block == 0:
+    if part == 0:
         if hv % (HV // H) == 0:
-            for i in tl.static_range(CHUNKS):
-                new_keys = ring_k + new_at[:, None] * K + (i * CHUNK + tl.arange(0, CHUNK))[None, :]
-                new = round_to(x[i].to(tl.float32) * norm_high[:, None], tl.bfloat16) if BF16 else x[i]
-                tl.store(new_keys, new, mask=is_record[:, None])
-        new_high, new_low = two_sum(tl.where(fold != 0, 0.0, total_high), column_high)
-        new_low += tl.where(fold != 0, 0.0, total_low) + column_low
-        tl.store(ring_g + 2 * new_at, new_high, mask=is_record)
-        tl.store(ring_g + 2 * new_at + 1, new_low, mask=is_record)
+            new_keys = ring_k + new_at[:, None] * K + tl.arange(0, K)[None, :]
+            new = round_to(x.to(tl.float32) * column_scale[:, None], tl.bfloat16) if BF16 else x
+            tl.store(new_keys, new, mask=(is_key & real)[:, None])
+        high = tl.where(fold != 0, 0.0, total_high)
+        low = tl.where(fold != 0, 0.0, total_low)
+        for t in tl.static_range(T):
+            high, error = two_sum(high, g[t])
+            low += error
+            new_g = ring_g + 2 * wrap(first + t, R)
+            tl.store(new_g, high)
+            tl.store(new_g + 1, low)
         if ring_gates is not None:
             for t in tl.static_range(T):
                 a_t = tl.load(a + t * a_stride).to(tl.float32)
@@ -287,41 +243,34 @@ def _verify(
                 tl.store(new_gates + 1, beta_t)
 
     for i in tl.range(0, TILES, num_stages=STAGES):
-        vs = (block * TILES + i) * BLOCK_V + tl.arange(0, BLOCK_V)
-        s = ()
-        for i_k in tl.static_range(CHUNKS):
-            s += (tl.load(state + vs[:, None] * K + (i_k * CHUNK + tl.arange(0, CHUNK))[None, :]),)
+        vs = (part * TILES + i) * BLOCK_V + tl.arange(0, BLOCK_V)
+        s = tl.load(state + vs[:, None] * K + tl.arange(0, K)[None, :])
         d = load_deltas(ring_d, at, live, vs, V)
-        projected = dot_exact(s[0], tl.trans(x[0]))
-        for i_k in tl.static_range(1, CHUNKS):
-            projected = add_apart(projected, dot_exact(s[i_k], tl.trans(x[i_k])))
-        u = (projected * decay + dot_pair(d, past_high, past_low, IEEE)) * scale[None, :]
+        u = (dot_exact(s, x_t) * decay + dot_fp32(d, history_scores, IEEE)) * x_scale[None, :]
         new_d = tl.zeros([BLOCK_V, COLUMNS], tl.float32)
         for t in tl.static_range(T):
-            is_t = (c == t)[None, :]
-            s_k = tl.sum(tl.where(is_t, u, 0.0), axis=1)
-            d_t = tl.load(v + t * v_stride + vs).to(tl.float32) - s_k
-            d_t *= tl.sum(tl.where(c == t, strength, 0.0), axis=0)
-            u += d_t[:, None] * adds[t][None, :]
-            new_d = tl.where(is_t, d_t[:, None], new_d)
+            u *= tl.where(column_token >= t, keep[t], 1.0)[None, :]
+            s_k = tl.sum(tl.where((c == t)[None, :], u, 0.0), axis=1)
+            d_t = beta[t] * (tl.load(v + t * v_stride + vs).to(tl.float32) - s_k)
+            u += d_t[:, None] * sees[t][None, :]
+            new_d = tl.where((c == t)[None, :], d_t[:, None], new_d)
         is_out = (real & ~is_key)[None, :]
         tl.store(out + token[None, :] * out_stride + vs[:, None], round_to(u, out.dtype.element_ty), mask=is_out)
         if out_fp32 is not None:
             tl.store(out_fp32 + token[None, :] * (HV * V) + vs[:, None], u, mask=is_out)
-        new_d = round_to(new_d / norm_high[None, :], tl.bfloat16) if BF16 else new_d
-        tl.store(ring_d + new_at[None, :] * V + vs[:, None], new_d, mask=is_record[None, :])
+        new_d = round_to(new_d, tl.bfloat16) if BF16 else new_d * column_scale[None, :]
+        tl.store(ring_d + new_at[None, :] * V + vs[:, None], new_d, mask=(is_key & real)[None, :])
 
     # A loop of its own, which loads its tiles again: folds are rare and must not cost the loop above registers.
     if fold != 0:
-        all_keys = load_keys(ring_k, at, live, K).to(q.dtype.element_ty)
         for i in tl.range(0, TILES, num_stages=1):
-            vs = (block * TILES + i) * BLOCK_V + tl.arange(0, BLOCK_V)
-            fold_tile(state, ring_d, all_keys, decay, weight, at, live, vs, V, K)
+            vs = (part * TILES + i) * BLOCK_V + tl.arange(0, BLOCK_V)
+            fold_tile(state, ring_d, keys, decay, weight, at, live, vs, V, K)
 
     # The values too, which the loop above has had in other registers.
     if ring_v is not None:
         for i in tl.range(0, TILES, num_stages=1):
-            vs = (block * TILES + i) * BLOCK_V + tl.arange(0, BLOCK_V)
+            vs = (part * TILES + i) * BLOCK_V + tl.arange(0, BLOCK_V)
             values = tl.load(v + token[None, :] * v_stride + vs[:, None])
             tl.store(ring_v + new_at[None, :] * V + vs[:, None], values, mask=(is_key & real)[None, :])
 
