@@ -82,7 +82,7 @@ class Config(NamedTuple):
 CONFIGS = {
     (4, 16): ((1024, Config(32, 2, 168, True)), (None, Config(64, 2, 168, True))),
     (8, 16): ((512, Config(32, 2, 168, True)), (None, Config(64, 2, 224, True))),
-    (4, 32): ((96, Config(32, 2, 224, True)), (2048, Config(64, 2, 224, True)), (None, Config(64, 2, 255, False))),
+    (4, 32): ((96, Config(32, 2, 224, True)), (None, Config(64, 2, 224, True))),
     (8, 32): ((512, Config(32, 2, 224, True)), (None, Config(64, 2, 240, False))),
 }
 
