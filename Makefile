@@ -7,7 +7,7 @@ export VENV
 PARALLEL ?= -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-gpu lint format demo
+.PHONY: help setup test test-slow test-gpu lint format demo
 
 help: ## show this list
 	@grep -E "^[a-z-]+:.*##" $(MAKEFILE_LIST) | sed -E "s/:.*## /\t/" | expand -t 12
@@ -15,8 +15,11 @@ help: ## show this list
 setup: ## make the environment (quick when it is up to date)
 	@scripts/setup_env.sh
 
-test: setup ## every test that needs no GPU, the real engine on the CPU included
-	$(PYTHON) -m pytest -m "not gpu" $(PARALLEL)
+test: setup ## every test that needs no GPU but the slow ones, the real engine on the CPU included
+	$(PYTHON) -m pytest -m "not gpu and not slow" $(PARALLEL)
+
+test-slow: setup ## the slow ones that need no GPU
+	$(PYTHON) -m pytest -m "not gpu and slow" $(PARALLEL)
 
 test-gpu: setup ## the tests that need an NVIDIA GPU
 	$(PYTHON) -m pytest -m gpu

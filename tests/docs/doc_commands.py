@@ -73,8 +73,11 @@ def check(line: str, tmp: Path) -> None:
     lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
     command: list[str] = []
-    for word in [*lexer, "&&"]:
-        if word in ("&&", ";"):
+    words = iter([*lexer, "&&"])
+    for word in words:
+        if word == ">":  # the output goes to a file
+            next(words)
+        elif word in ("&&", ";"):
             _check_one(command, tmp)
             command = []
         elif word and set(word) <= set("();<>|&"):
@@ -116,6 +119,9 @@ def _python(arguments: list[str], tmp: Path) -> None:
         _pip(rest[1:])
     elif first == "-m" and rest[:1] == ["sglang.launch_server"]:
         _server(rest[1:], tmp)
+    elif first == "-m" and rest[:1] == ["sglang_replayssm.demo_task"]:
+        with mock.patch.object(sys, "argv", rest):
+            _parsed(lambda: runpy.run_module(rest[0], run_name="__main__"))
     elif first.startswith("scripts/") and first.endswith(".py"):
         _script(ROOT / first, rest)
     else:
