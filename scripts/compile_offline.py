@@ -96,6 +96,9 @@ class Case:
     def fold_due(self) -> None:
         kernels.fold_due(self.state, self.ring, self.cursors, len(self.rows))
 
+    def materialize(self) -> None:
+        kernels.materialize(self.state, self.ring, self.cursors, self.rows, self.slots)
+
 
 def verify_variants() -> Iterator[Variant]:
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
@@ -123,7 +126,12 @@ def policy_variants() -> Iterator[Variant]:
     yield "fold   bf16 K=V=128", Case(torch.bfloat16, 4, 128, batch=16, window=16, fold="bf16").fold
 
 
-VARIANTS = (verify_variants, fold_variants, policy_variants)
+def materialize_variants() -> Iterator[Variant]:
+    for fold in ("fp32", "exact", "every-commit", "bf16"):
+        yield f"materialize {fold:12} K=V=128", Case(torch.bfloat16, 4, 128, batch=16, window=16, fold=fold).materialize
+
+
+VARIANTS = (verify_variants, fold_variants, policy_variants, materialize_variants)
 
 
 def main(wanted: list[str]) -> None:

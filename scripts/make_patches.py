@@ -45,7 +45,11 @@ except ModuleNotFoundError as error:
 # Name, title and modules (below sglang.srt) of each patch; together they hold every hooked seam.
 SERIES = (
     ("0002-server-args", "The flags are fields of ServerArgs, checked with the others.", ("server_args",)),
-    ("0003-scheduler", "A scheduler process switches the ring on, and reports it.", ("managers.scheduler",)),
+    (
+        "0003-scheduler",
+        "A scheduler process switches the ring on, reports it, and survives a request's end in flight.",
+        ("managers.scheduler", "managers.schedule_batch"),
+    ),
     (
         "0004-memory",
         "Reserve and allocate the ring instead of the snapshots; note new rows.",
@@ -53,8 +57,9 @@ SERIES = (
     ),
     (
         "0005-verify",
-        "Reset or fold rows before an extend, verify from the ring, commit its cursors.",
+        "Reset or fold rows before an extend, fold before a slot is cached, verify from the ring, commit its cursors.",
         (
+            "mem_cache.common",
             "model_executor.model_runner",
             "layers.attention.linear.gdn_backend",
             "layers.attention.hybrid_linear_attn_backend",

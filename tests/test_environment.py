@@ -15,7 +15,7 @@ from sglang_replayssm.plugin import seams
 SECRET = "do-not-leak-8f3a"
 RING = {
     "active": False,
-    "reasons": ["prefix caching is on: pass --disable-radix-cache", "--speculative-num-draft-tokens is 20"],
+    "reasons": ["--enable-hierarchical-cache is on", "--speculative-num-draft-tokens is 20"],
     "folds": 7,
 }
 INFO = {

@@ -60,7 +60,7 @@ def activate(server_args: ServerArgs, announce: bool = True) -> None:
     global reasons
     seams.raise_on_mismatch()
     reasons = support.why_not(server_args)
-    _apply(seams.REPORT if reasons else seams.REPORT + seams.RING)
+    _apply(seams.WITH_FLAG if reasons else seams.WITH_FLAG + seams.RING)
     if announce:
         _announce(server_args)
 

@@ -56,6 +56,8 @@ _GDN = "sglang.srt.layers.attention.linear.gdn_backend"
 _HYBRID = "sglang.srt.layers.attention.hybrid_linear_attn_backend"
 _SPEC = "sglang.srt.speculative.spec_utils"
 _SCHEDULER = "sglang.srt.managers.scheduler"
+_BATCH = "sglang.srt.managers.schedule_batch"
+_CACHE = "sglang.srt.mem_cache"
 _OURS = "sglang_replayssm.plugin"
 
 # Hooked when the plugin is loaded, flag or no flag (see plugin/__init__.py).
@@ -119,7 +121,7 @@ RING = (
     Seam(
         _HYBRID,
         "HybridLinearAttnBackend.update_mamba_state_after_mtp_verify",
-        "roll back the conv windows only",
+        "roll back the conv windows only, track states for the prefix cache",
         "46e545774c6e3b08",
         f"{_OURS}.verify:update_mamba_state_after_mtp_verify",
     ),
@@ -130,10 +132,17 @@ RING = (
         "0cf8cfe0fabca91a",
         f"{_OURS}.verify:commit_mamba_states_after_verify",
     ),
+    Seam(
+        f"{_CACHE}.common",
+        "release_kv_cache",
+        "fold a row whose slot the prefix cache takes over",
+        "ede188643b8f2d3b",
+        f"{_OURS}.donation:release_kv_cache",
+    ),
 )
 
-# Hooked in scheduler processes of a server that was started with the flag, ring or not.
-REPORT = (
+# Hooked in scheduler processes of a server that was started with the flag, ring or not: its report, and a repair.
+WITH_FLAG = (
     Seam(
         _SCHEDULER,
         "Scheduler.get_internal_state",
@@ -147,6 +156,13 @@ REPORT = (
         "read the counters between steps, for metrics and log",
         "175d4b6f7fe75470",
         f"{_OURS}.metrics:process_input_requests",
+    ),
+    Seam(
+        _BATCH,
+        "set_mamba_track_indices_from_reqs",
+        "survive a request that finishes inside the next verify batch",
+        "a63c2cd5912fee36",
+        f"{_OURS}.tracking:set_mamba_track_indices_from_reqs",
     ),
 )
 
@@ -166,6 +182,19 @@ RELIED_ON = (
     Seam(_POOL, "MambaPool.State", "holds state and conv windows", "dd5fc3d89249a447"),
     Seam(_POOL, "conv_window_dedup_enabled", "layout of the conv windows", "42d0aaced49297f1"),
     Seam(_POOL, "ReqToTokenPool.alloc", "gives rows to requests", "0e1762875732c346"),
+    Seam(
+        f"{_CACHE}.mamba_radix_cache",
+        "MambaRadixCache.cache_finished_req",
+        "takes a finished request's state",
+        "63c47edccd32090c",
+    ),
+    Seam(
+        f"{_CACHE}.mamba_radix_cache",
+        "MambaRadixCache.cache_unfinished_req",
+        "copies a live slot only after a prefill",
+        "7cd1fdc688066b92",
+    ),
+    Seam(f"{_CACHE}.allocator.mamba", "MambaSlotAllocator.clear", "never gives slot 0 away", "86f0fbfa81b04864"),
     Seam(f"{_RUNNER}_kv_cache_mixin", "ModelRunnerKVCacheMixin._init_pools", "sizes the pools", "32ce92eab34d0ffa"),
     Seam(
         f"{_RUNNER}_kv_cache_mixin",
@@ -195,7 +224,7 @@ RELIED_ON = (
     ),
 )
 
-SEAMS = ALWAYS + REPORT + RING + RELIED_ON
+SEAMS = ALWAYS + WITH_FLAG + RING + RELIED_ON
 
 
 def fingerprint_of(source: str, name: str) -> str | None:

@@ -11,8 +11,10 @@ if TYPE_CHECKING:
 
 ALGORITHMS = ("EAGLE", "EAGLE3", "NEXTN")
 ACTIVATION_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-# Other state layouts, two batches in flight at once, and torch.compile, which would trace the hooks and kernels.
+# HiCache, which moves states by itself, other state layouts, two batches in flight at once, and torch.compile,
+# which would trace the hooks and kernels.
 OPTIONS_WITHOUT_RING = (
+    "enable_hierarchical_cache",
     "enable_unified_memory",
     "enable_page_major_kv_layout",
     "enable_two_batch_overlap",
@@ -56,7 +58,7 @@ def speculation_reasons(args: ServerArgs) -> list[str]:
 def _server(args: ServerArgs) -> list[str]:
     reasons = []
     if not args.disable_radix_cache:
-        reasons.append("prefix caching is on: pass --disable-radix-cache")
+        reasons += _prefix_cache(args)
     for phase in ("decode", "prefill"):
         backend = getattr(args, f"linear_attn_{phase}_backend") or args.linear_attn_backend
         if backend != "triton":
@@ -67,6 +69,20 @@ def _server(args: ServerArgs) -> list[str]:
         reasons.append(f"PD disaggregation is on (--disaggregation-mode {args.disaggregation_mode})")
     reasons += [f"--{option.replace('_', '-')} is on" for option in OPTIONS_WITHOUT_RING if getattr(args, option)]
     reasons += _device(args.device)
+    return reasons
+
+
+def _prefix_cache(args: ServerArgs) -> list[str]:
+    """Reasons that lie in the prefix cache: SGLang's MambaRadixCache is the one whose reads of states are known."""
+    from sglang.srt.environ import envs
+
+    reasons = []
+    if args.radix_cache_backend:
+        reasons.append(f"--radix-cache-backend is {args.radix_cache_backend}, not SGLang's own prefix cache")
+    if envs.SGLANG_ENABLE_UNIFIED_RADIX_TREE.get():
+        reasons.append("SGLANG_ENABLE_UNIFIED_RADIX_TREE selects another prefix cache")
+    if envs.SGLANG_EXPERIMENTAL_CPP_RADIX_TREE.get():
+        reasons.append("SGLANG_EXPERIMENTAL_CPP_RADIX_TREE selects another prefix cache")
     return reasons
 
 

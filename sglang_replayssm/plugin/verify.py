@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sglang_replayssm.kernels import commit, fold_due, plan_window, verify
+from sglang_replayssm.kernels import commit, fold_due, materialize, plan_window, verify
 from sglang_replayssm.plugin.pool import ring_of
 
 if TYPE_CHECKING:
@@ -103,24 +103,27 @@ def update_mamba_state_after_mtp_verify(
 ) -> None:
     """AROUND HybridLinearAttnBackend.update_mamba_state_after_mtp_verify: the conv state as stock, no state copy.
 
-    Raises:
-        RuntimeError: prefix-cache tracking is on; the ring is not used then (see `support`).
+    A row that has crossed a track interval of the prefix cache inside its window leaves the state of that point in its
+    track slot. This comes before the cursors move, and before any fold that a commit may bring.
+
+    Args:
+        last_correct_step_indices: [batch], the last accepted step of each window.
+        mamba_track_indices, mamba_steps_to_track: [batch], the slot to track into and the step to track, -1 for none.
     """
     backend = self.linear_attn_backend
-    if ring_of(backend.req_to_token_pool) is None:
+    pool = ring_of(backend.req_to_token_pool)
+    if pool is None:
         return original(self, last_correct_step_indices, mamba_track_indices, mamba_steps_to_track, model)
-    if mamba_track_indices is not None:
-        raise RuntimeError("state tracking for the prefix cache reached a server that serves from the ring")
 
     from sglang.srt.layers.attention.mamba.mamba_state_scatter_triton import fused_conv_window_scatter_with_mask
 
     cache = backend.req_to_token_pool.get_speculative_mamba2_params_all_layers()
-    fused_conv_window_scatter_with_mask(
-        cache.conv[0],
-        cache.intermediate_conv_window[0],
-        backend.forward_metadata.mamba_cache_indices[: last_correct_step_indices.shape[0]],
-        last_correct_step_indices,
-    )
+    conv, windows = cache.conv[0], cache.intermediate_conv_window[0]
+    slots = backend.forward_metadata.mamba_cache_indices[: last_correct_step_indices.shape[0]]
+    fused_conv_window_scatter_with_mask(conv, windows, slots, last_correct_step_indices)
+    if mamba_track_indices is not None:
+        materialize(cache.temporal, pool.ring, pool.cursors, mamba_steps_to_track, mamba_track_indices)
+        fused_conv_window_scatter_with_mask(conv, windows, mamba_track_indices, mamba_steps_to_track)
 
 
 def commit_mamba_states_after_verify(

@@ -8,6 +8,7 @@ A fresh process, because SGLang's plugins patch modules for good and are loaded 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -17,7 +18,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,12 +38,19 @@ class Batch:
     """Prompts sent together; `max_new_tokens` is one number for all or one per prompt.
 
     `top_logprobs` asks for that many candidates at each position, and for the log-probability of `probe`.
+
+    With `conversations`, one name a prompt, a prompt is appended to all that its conversation has said so far, answers
+    included. `stops` are tokens that end an answer. `abort_after` aborts the prompt of an index once it has as many
+    tokens: its answer is not compared (`tokens` is empty) and its conversation does not remember the turn.
     """
 
     prompts: Sequence[Sequence[int]]
     max_new_tokens: int | Sequence[int] = 16
     top_logprobs: int = 0
     probe: int = 0
+    conversations: Sequence[str] = ()
+    stops: Sequence[int] = ()
+    abort_after: Mapping[int, int] = field(default_factory=dict)
 
     def lengths(self) -> list[int]:
         if isinstance(self.max_new_tokens, int):
@@ -51,7 +60,8 @@ class Batch:
 
 @dataclass(frozen=True)
 class Output:
-    """One prompt's answer. `verify_steps` is 0 without speculation; the histogram counts steps by accepted drafts.
+    """One prompt's answer. `verify_steps` is 0 without speculation; the histogram counts steps by accepted drafts;
+    `cached_tokens` are those of the prompt that the prefix cache held.
 
     If the batch asked for them, `candidates` holds (log-probability, token) of the best tokens at each position, and
     `probe` the log-probability of the batch's probe token.
@@ -63,6 +73,7 @@ class Output:
     histogram: list[int] = field(default_factory=list)
     candidates: list[list[tuple[float, int]]] = field(default_factory=list)
     probe: list[float] = field(default_factory=list)
+    cached_tokens: int = 0
 
     @property
     def acceptance_length(self) -> float:
@@ -128,6 +139,9 @@ def run_engine(
                     "lengths": b.lengths(),
                     "top_logprobs": b.top_logprobs,
                     "probe": b.probe,
+                    "conversations": list(b.conversations),
+                    "stops": list(b.stops),
+                    "abort_after": {str(index): tokens for index, tokens in b.abort_after.items()},
                 }
                 for b in batches
             ],
@@ -190,16 +204,9 @@ def _serve(directory: Path) -> None:
     engine = sglang.Engine(**job["arguments"])
     try:
         print("started", file=progress)
-        batches = []
+        batches, said = [], {}
         for number, batch in enumerate(job["batches"], start=1):
-            sampling = [{"temperature": 0, "max_new_tokens": n, "ignore_eos": True} for n in batch["lengths"]]
-            logprobs = {}
-            if batch["top_logprobs"]:
-                probes = [[batch["probe"]]] * len(batch["prompts"])
-                logprobs = {"return_logprob": True, "top_logprobs_num": batch["top_logprobs"]}
-                logprobs["token_ids_logprob"] = probes
-            answers = engine.generate(input_ids=batch["prompts"], sampling_params=sampling, **logprobs)
-            batches.append([asdict(_output(answer)) for answer in answers])
+            batches.append([asdict(output) for output in _run_batch(engine, batch, said)])
             print(f"batch {number}", file=progress)
         states = engine.get_server_info().get("internal_states") or [{}]
         replayssm = states[0].get("gdn_replayssm")
@@ -210,6 +217,46 @@ def _serve(directory: Path) -> None:
         partial.rename(directory / "result.json")
     finally:
         engine.shutdown()
+
+
+def _run_batch(engine, batch: dict[str, Any], said: dict[str, list[int]]) -> list[Output]:
+    """`said`: conversation -> its tokens so far, brought up to date."""
+    prompts, names = batch["prompts"], batch["conversations"]
+    if names:
+        prompts = [said.get(name, []) + prompt for name, prompt in zip(names, prompts, strict=True)]
+    ending = {"stop_token_ids": batch["stops"]} if batch["stops"] else {"ignore_eos": True}
+    sampling = [{"temperature": 0, "max_new_tokens": n, **ending} for n in batch["lengths"]]
+    logprobs = {}
+    if batch["top_logprobs"]:
+        logprobs = {"return_logprob": True, "top_logprobs_num": batch["top_logprobs"]}
+        logprobs["token_ids_logprob"] = [[batch["probe"]]] * len(prompts)
+    if batch["abort_after"]:
+        outputs = engine.loop.run_until_complete(_run_with_aborts(engine, prompts, sampling, batch["abort_after"]))
+    else:
+        answers = engine.generate(input_ids=prompts, sampling_params=sampling, **logprobs)
+        outputs = [_output(answer) for answer in answers]
+    for name, prompt, output in zip(names, prompts, outputs, strict=bool(names)):
+        if output.finish_reason != "abort":
+            said[name] = prompt + output.tokens
+    return outputs
+
+
+async def _run_with_aborts(engine, prompts, sampling, abort_after: dict[str, int]) -> list[Output]:
+    """All prompts at once, each as a request of its own; some are aborted on the way."""
+
+    async def run(index: int) -> Output:
+        rid, limit = uuid.uuid4().hex, abort_after.get(str(index))
+        stream = await engine.async_generate(
+            input_ids=prompts[index], sampling_params=sampling[index], rid=rid, stream=True
+        )
+        aborted, answer = False, None
+        async for answer in stream:
+            if limit is not None and not aborted and len(answer["output_ids"]) >= limit:
+                engine.tokenizer_manager.abort_request(rid)
+                aborted = True
+        return Output([], "abort") if limit is not None else _output(answer)
+
+    return await asyncio.gather(*(run(index) for index in range(len(prompts))))
 
 
 def _metrics(replayssm: dict[str, Any] | None, timeout: float = 30) -> str:
@@ -239,6 +286,7 @@ def _output(answer: dict[str, Any]) -> Output:
         candidates=[
             [(logprob, token) for logprob, token, *_ in position] for position in meta.get("output_top_logprobs") or []
         ],
+        cached_tokens=meta.get("cached_tokens", 0),
         probe=[position[0][0] for position in meta.get("output_token_ids_logprobs") or []],
     )
 

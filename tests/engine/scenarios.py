@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import conversations
 from engine_harness import NEXTN, Batch, EngineResult, run_engine
 
 CHUNK = 16
@@ -30,6 +31,18 @@ SINGLE = Batch(prompts=CROWD.prompts[:1], max_new_tokens=12)
 
 REPLAYSSM = {"enable_gdn_replayssm_spec": True}
 
+# Prefix caching as SGLang has it, with and without overlap scheduling. No state is tracked in a short prefill, so what
+# `extra_buffer` finds again is what verify steps have tracked: at every sixth token, hence inside most windows.
+NO_BUFFER = {**NEXTN, **conversations.SERVER, "disable_radix_cache": False, "max_mamba_cache_size": 12}
+EXTRA_BUFFER = {
+    **NO_BUFFER,
+    "mamba_radix_cache_strategy": "extra_buffer",
+    "mamba_track_interval": 6,
+    "max_mamba_cache_size": 18,
+}
+# The order of events in which stock crashes, in every other batch.
+GRAMMAR_SYNC = {"CPUSIM_GRAMMAR_SYNC": "1"}
+
 
 @dataclass(frozen=True)
 class Scenario:
@@ -38,6 +51,7 @@ class Scenario:
     env: dict[str, str] = field(default_factory=dict)
     overlap: bool = False
     batches: tuple[Batch, ...] = (CROWD, ONE_TOKEN_LAST_CHUNK)
+    timeout: float = 300 + 60 * conversations.SCRIPTS
 
 
 SCENARIOS = {
@@ -53,6 +67,22 @@ SCENARIOS = {
     "3.5-every-commit-overlap": Scenario(
         "qwen3_5", {**NEXTN, **REPLAYSSM, "gdn_replayssm_fold": "every-commit"}, overlap=True
     ),
+    "next-cached-stock": Scenario("qwen3_next", EXTRA_BUFFER, overlap=True, batches=conversations.scripts()),
+    "next-no-buffer": Scenario(
+        "qwen3_next",
+        {**NO_BUFFER, **REPLAYSSM, "gdn_replayssm_cache_len": 8},
+        batches=conversations.scripts(),
+    ),
+    "next-extra-buffer": Scenario(
+        "qwen3_next",
+        {**EXTRA_BUFFER, **REPLAYSSM, "gdn_replayssm_fold": "every-commit"},
+        env=GRAMMAR_SYNC,
+        overlap=True,
+        batches=conversations.scripts(),
+    ),
+    "next-crash-of-stock": Scenario(
+        "qwen3_next", EXTRA_BUFFER, env=GRAMMAR_SYNC, overlap=True, batches=conversations.scripts()
+    ),
     "next-broken-commit": Scenario(
         "qwen3_next", {**NEXTN, **REPLAYSSM}, env={"CPUSIM_BREAK_COMMIT": "1"}, batches=(SINGLE,)
     ),
@@ -66,15 +96,12 @@ def run_scenario(scenario: Scenario, directory: Path) -> EngineResult:
     from sglang_replayssm.tiny import write_tiny_model
 
     model = write_tiny_model(directory / f"{id(scenario)}", scenario.architecture, dtype="float32")
-    return run_engine(
-        model,
-        scenario.batches,
-        env={**environment(), **scenario.env},
-        **engine_arguments(),
-        disable_radix_cache=True,
-        disable_overlap_schedule=not scenario.overlap,
-        max_running_requests=3,
-        max_mamba_cache_size=8,
-        chunked_prefill_size=CHUNK,
-        **scenario.arguments,
-    )
+    arguments = engine_arguments() | {
+        "disable_radix_cache": True,
+        "disable_overlap_schedule": not scenario.overlap,
+        "max_running_requests": 3,
+        "max_mamba_cache_size": 8,
+        "chunked_prefill_size": CHUNK,
+    }
+    env = {**environment(), **scenario.env}
+    return run_engine(model, scenario.batches, env=env, timeout=scenario.timeout, **arguments | scenario.arguments)

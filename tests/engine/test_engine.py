@@ -10,7 +10,9 @@ import pytest
 
 pytest.importorskip("sglang_cpusim", reason="needs tests/cpusim installed (make setup)")
 
-from scenarios import CROWD, ONE_TOKEN_LAST_CHUNK
+import conversations
+from engine_harness import EngineFailure
+from scenarios import CROWD, ONE_TOKEN_LAST_CHUNK, SCENARIOS
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
@@ -74,3 +76,35 @@ def test_a_broken_commit_is_noticed(runs):
     tokens = broken.batches[0][0].tokens
     assert tokens[0] == expected[0], "the prefill has nothing to do with commits"
     assert tokens != expected[: len(tokens)]
+
+
+@pytest.mark.scenarios("next-cached-stock", "next-no-buffer", "next-extra-buffer")
+@pytest.mark.parametrize("replay", ["next-no-buffer", "next-extra-buffer"])
+class TestPrefixCaching:
+    """Random multi-turn scripts with shared openings, evictions, aborts and stops: no token differs from stock's.
+
+    Stock has `extra_buffer` and overlap scheduling; `no_buffer` without overlap must still say the same.
+    """
+
+    def test_tokens(self, runs, replay):
+        assert runs[replay].tokens() == runs["next-cached-stock"].tokens()
+        assert runs[replay].histogram() == runs["next-cached-stock"].histogram()
+
+    def test_some_turns_continue_from_a_state_that_verify_has_left(self, runs, replay):
+        """Hits alone might be of openings, whose states a prefill has left."""
+        assert conversations.hits_behind_a_prompt(SCENARIOS[replay].batches, runs[replay].batches) > 0
+
+    def test_it_was_on_and_folded(self, runs, replay):
+        report = runs[replay].replayssm
+        assert report["active"], report["reasons"]
+        assert report["folds"] > 0
+
+
+if conversations.SCRIPTS > 1:  # an engine more, so not in CI, where test_tracking.py shows stock's crash
+
+    @pytest.mark.scenarios("next-crash-of-stock", "next-extra-buffer")
+    def test_a_request_that_finishes_inside_the_next_batch(runs):
+        """Trap 14: SGLang's scheduler dies of it; with the flag it goes on, as `next-extra-buffer`'s tokens say."""
+        with pytest.raises(EngineFailure, match="set_mamba_track_indices_from_reqs"):
+            runs["next-crash-of-stock"]
+        assert runs["next-extra-buffer"].replayssm["active"]

@@ -29,6 +29,7 @@ NAIVE = SimpleNamespace(
     verify=naive_verify,
     fold=naive_fold.fold,
     fold_due=naive_fold.fold_due,
+    materialize=naive_fold.materialize,
 )
 # The same in fp64: what is left is a wrong formula.
 NAIVE_FP64 = SimpleNamespace(
@@ -37,6 +38,7 @@ NAIVE_FP64 = SimpleNamespace(
         "verify": lambda *args, **kwargs: naive_verify(*args, **kwargs, dtype=torch.float64),
         "fold": lambda *args: naive_fold.fold(*args, dtype=torch.float64),
         "fold_due": lambda *args: naive_fold.fold_due(*args, dtype=torch.float64),
+        "materialize": lambda *args: naive_fold.materialize(*args, dtype=torch.float64),
     }
 )
 
@@ -64,7 +66,7 @@ class Case:
     @property
     def spec(self) -> RingSpec:
         heads = (self.num_k_heads, self.num_v_heads, self.head_k_dim, self.head_v_dim)
-        rows = self.requests + self.padding + 2  # a few that nobody uses
+        rows = 2 * self.requests + self.padding + 2  # as many and a few that nobody uses
         window = max(self.window, self.max_draft_tokens)
         return RingSpec(1, rows, *heads, window, self.max_draft_tokens, self.dtype, self.fold)
 
@@ -169,11 +171,18 @@ class Lifecycle:
         return [q.unflatten(1, keys), k.unflatten(1, keys), v.unflatten(1, values), a, b]
 
     def step(
-        self, T: int | None = None, accepted: Sequence[int] | None = None, *, inputs=None, commit: bool = True
+        self,
+        T: int | None = None,
+        accepted: Sequence[int] | None = None,
+        *,
+        inputs=None,
+        commit: bool = True,
+        track: Sequence[int] | None = None,
     ) -> torch.Tensor:
         """One verify of T drafts (default: the largest) and its commit (default: random); returns its fp32 outputs.
 
-        Without `commit` the step's drafts never happened, as when the batch's results are thrown away.
+        Without `commit` the step's drafts never happened, as when the batch's results are thrown away. `track`: steps
+        of the batch rows' windows after which the state is written into `spare_slots`; -1 for none.
         """
         T = T or self.spec.max_draft_tokens
         live, requests = self.live, self.case.requests
@@ -194,12 +203,35 @@ class Lifecycle:
         reference = recurrence(*tokens, *gates, self.reference, torch.float32)
         self._errors["out"].add(out_fp32.view(-1, T, *out.shape[1:])[live], oracle.out)
         self._errors["out_reference"].add(reference.out, oracle.out)
+        if track is not None:
+            self._track(track, oracle.states, reference.states)
         if commit:
             accepted = self.draw(1, T) if accepted is None else torch.tensor(accepted, device=self.device)
             self.ops.commit(self.cursors, self.rows, accepted)
             self._accept(oracle.states, reference.states, accepted[live])
             self._fold_due()
         return out_fp32
+
+    @property
+    def spare_slots(self) -> list[int]:
+        """A slot for every batch row, which no request has."""
+        taken = {0, *self.slots.tolist()}
+        return [slot for slot in range(self.state.shape[1]) if slot not in taken][: self.rows.numel()]
+
+    def _track(self, steps: Sequence[int], oracle: torch.Tensor, reference: torch.Tensor) -> None:
+        """Materialize, add the states to the errors, and nothing else has changed."""
+        steps = torch.tensor(steps, device=self.device)
+        targets = torch.tensor(self.spare_slots, device=self.device)
+        state, position = self.state.clone(), self.cursors.position.clone()
+        self.ops.materialize(self.state, self.ring, self.cursors, steps, targets)
+        wanted = steps[self.live] >= 0
+        written, request = targets[self.live][wanted], torch.arange(self.case.requests, device=self.device)[wanted]
+        at = (request, steps[self.live][wanted])
+        self._errors["state"].add(self.state[0, written], oracle[at])
+        self._errors["state_reference"].add(reference[at], oracle[at])
+        others = [slot for slot in range(state.shape[1]) if slot not in written.tolist()]
+        assert torch.equal(self.state[:, others], state[:, others])
+        assert torch.equal(self.cursors.position, position)
 
     def _fold_due(self) -> None:
         before = self.cursors.position[self.rows[self.live], WRITE_POS].clone()

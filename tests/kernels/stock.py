@@ -38,6 +38,7 @@ class Stock:
 
     def __init__(self, life: Lifecycle):
         self.life, self.state = life, life.state[0].clone()
+        self.snapshots = None  # fp32 [B, T, HV, V, K], the states after every token of the last step
 
     def step(self, inputs: Sequence[torch.Tensor], T: int, accepted: torch.Tensor, fp32: bool = False) -> torch.Tensor:
         """Verify one window a row and keep the state after its accepted tokens.
@@ -73,6 +74,7 @@ class Stock:
             intermediate_state_indices=index[:-1],
             cache_steps=T,
         )
+        self.snapshots = snapshots
         for n, count in enumerate(accepted[life.live].tolist()):
             if count:
                 self.state[life.slots[n].long()] = snapshots[n, count - 1]

@@ -159,7 +159,7 @@ def test_series_with_a_bad_path_is_refused(tree, tmp_path):
 
 def test_the_decorator_leaves_a_function_alone_until_switched_on(monkeypatch):
     monkeypatch.setattr(patched_seams, "_live", {})
-    seam = seams.REPORT[0]
+    seam = seams.WITH_FLAG[0]
     function = patched_seams.replayssm_seam(seam.hook)(lambda value: value)
     assert function(1) == 1
     monkeypatch.setattr("sglang_replayssm.plugin.report.internal_state", lambda original, value: original(value) + 1)

@@ -161,19 +161,42 @@ BRANCHES = {
     "explicit size": {"max_mamba_cache_size": 40, "disable_radix_cache": True, "max_running_requests": 40},
     "max running requests": {"max_mamba_cache_size": None, "disable_radix_cache": True, "max_running_requests": 24},
     "ratio": {"max_mamba_cache_size": None, "disable_radix_cache": False, "max_running_requests": 9},
+    "ratio, all slots used": {"max_mamba_cache_size": None, "disable_radix_cache": False, "max_running_requests": 900},
+    "explicit size, prefix cache": {
+        "max_mamba_cache_size": 40,
+        "disable_radix_cache": False,
+        "max_running_requests": 40,
+    },
 }
+# Slots of extra_buffer beyond no_buffer's three a request: (overlap scheduling, additional slots).
+EXTRA_BUFFER = {"no_buffer": None, "extra_buffer": (True, 2), "extra_buffer without overlap": (False, 1)}
+
+
+def set_strategy(args, strategy: str) -> int:
+    """Make the arguments those of a mamba strategy; returns its slots a request."""
+    overlap, additional = EXTRA_BUFFER[strategy] or (False, 0)
+    args.disable_overlap_schedule = not overlap
+    args.enable_mamba_extra_buffer = lambda: additional > 0
+    args.enable_mamba_extra_buffer_lazy = lambda: False
+    return 1 if args.disable_radix_cache else 3 + additional
 
 
 @pytest.mark.parametrize("fold", POLICIES)
-@pytest.mark.parametrize("branch", BRANCHES)
+@pytest.mark.parametrize(
+    ("branch", "strategy"),
+    [
+        (branch, strategy)
+        for branch, settings in BRANCHES.items()
+        for strategy in (["no_buffer"] if settings["disable_radix_cache"] else EXTRA_BUFFER)
+    ],
+)
 @pytest.mark.parametrize(("drafts", "window"), [(2, 16), (4, 16), (8, 24)])
-def test_reserved_bytes_are_allocated_bytes(build_pool, branch, drafts, window, fold):
+def test_reserved_bytes_are_allocated_bytes(build_pool, branch, strategy, drafts, window, fold):
     """Trap 13, in every branch of the stock solver: state, ring, windows and cursors including the +1 rows."""
     args = server_args(drafts, window, fold, mamba_full_memory_ratio=0.9, **BRANCHES[branch])
-    args.enable_mamba_extra_buffer = lambda: False
+    ratio = set_strategy(args, strategy)
     params, gib = cache_params(), 0.25
     left, slots = solve(args, params, gib)
-    ratio = 1 if args.disable_radix_cache else 3
     rows = min(args.max_running_requests, slots // ratio)
     pool = build_pool(slots=slots, rows=rows, drafts=drafts, window=window, fold=fold)
     allocated = sum(t.untyped_storage().nbytes() for t in tensors_of(pool).values())

@@ -152,7 +152,7 @@ def test_a_rank_without_metrics_and_log_copies_nothing(registry, clock, monkeypa
 
 
 def test_a_fallback_says_why(registry, clock, monkeypatch):
-    reasons = ["prefix caching is on: pass --disable-radix-cache", "--enable-pdmux is on"]
+    reasons = ["--enable-hierarchical-cache is on", "--enable-pdmux is on"]
     monkeypatch.setattr(activation, "reasons", reasons)
     turns(scheduler(None))
     assert [value(registry, "fallback", reason=reason) for reason in reasons] == [1, 1]

@@ -97,6 +97,18 @@ def test_state_and_scratch_are_those_of_a_real_pool(make_args, build_pool, draft
     assert plan.state == sum(tensor.nbytes for tensor in (*real.mamba_cache.conv, real.mamba_cache.temporal))
 
 
+@pytest.mark.parametrize("strategy", ["no_buffer", "extra_buffer"])
+def test_with_prefix_caching(make_args, build_pool, strategy):  # noqa: F811
+    """The slots of cached and tracked states are SGLang's to count; ring and windows are of the requests alone."""
+    options = [f"--mamba-radix-cache-strategy={strategy}", "--max-running-requests=24", "--mem-fraction-static=0.8"]
+    args = make_args(*options, *(["--disable-overlap-schedule"] if strategy == "no_buffer" else []))
+    assert solver.why_no_ring(args) == []
+    stock, plan = (solver.pools(args, SMALL, ring) for ring in (False, True))
+    assert plan.slots > stock.slots and plan.slots // plan.requests >= {"no_buffer": 3, "extra_buffer": 5}[strategy]
+    real = build_pool(slots=plan.slots, rows=plan.requests)
+    assert plan.state + plan.scratch == sum(t.untyped_storage().nbytes() for t in tensors_of(real).values())
+
+
 @pytest.mark.parametrize("ring", [False, True])
 def test_slots_and_kv_tokens_are_those_of_the_solver(make_args, ring):
     """The same division as test_memory's harness makes of the same memory."""

@@ -14,6 +14,8 @@ SPECULATION = {
     "speculative_num_draft_tokens": 4,
 }
 
+PREFIX_CACHE = {"disable_radix_cache": False}
+
 
 @pytest.fixture
 def make_args(model_dir):
@@ -51,7 +53,8 @@ def test_activation_dtypes(make_args, dtype):
         ({"enable_multi_layer_eagle": True}, "--enable-multi-layer-eagle"),
         ({"speculative_num_draft_tokens": 17}, "17"),
         ({"gdn_replayssm_cache_len": 65}, "65"),
-        ({"disable_radix_cache": False}, "--disable-radix-cache"),
+        ({"disable_radix_cache": False, "enable_hierarchical_cache": True}, "--enable-hierarchical-cache"),
+        ({"disable_radix_cache": False, "radix_cache_backend": "mine"}, "--radix-cache-backend is mine"),
         ({"linear_attn_backend": "flashinfer"}, "flashinfer"),
         ({"linear_attn_decode_backend": "cutedsl"}, "cutedsl"),
         ({"pp_size": 2}, "--pp-size 2"),
@@ -70,6 +73,19 @@ def test_what_cannot_use_the_ring_is_named(make_args, afterwards, words):
     assert reasons and all(words in reason for reason in reasons)
 
 
+@pytest.mark.parametrize("strategy", ["no_buffer", "extra_buffer"])
+def test_prefix_caching_is_served_from_the_ring(make_args, strategy):
+    assert support.why_not(make_args(afterwards=PREFIX_CACHE | {"mamba_radix_cache_strategy": strategy})) == []
+
+
+@pytest.mark.parametrize("name", ["SGLANG_ENABLE_UNIFIED_RADIX_TREE", "SGLANG_EXPERIMENTAL_CPP_RADIX_TREE"])
+def test_another_prefix_cache_is_named_if_it_would_be_used(make_args, monkeypatch, name):
+    monkeypatch.setenv(name, "1")
+    (reason,) = support.why_not(make_args(afterwards=PREFIX_CACHE))
+    assert name in reason
+    assert support.why_not(make_args()) == []
+
+
 def test_a_state_that_is_not_fp32(make_args):
     assert "bfloat16" in support.why_not(make_args(config={"mamba_ssm_dtype": "bfloat16"}))[0]
 
@@ -83,17 +99,17 @@ def test_a_model_without_gdn_layers(make_args):
     assert "LlamaForCausalLM" in support.why_not(make_args(config=llama))[0]
 
 
-def test_fallback_warns_once_and_hooks_only_the_report(make_args, caplog, monkeypatch):
+def test_fallback_warns_once_and_hooks_only_report_and_repair(make_args, caplog, monkeypatch):
     applied = []
     monkeypatch.setattr(activation, "reasons", None)
     monkeypatch.setattr(activation, "_apply", applied.append)
-    args = make_args(afterwards={"disable_radix_cache": False})
+    args = make_args(afterwards={"enable_pdmux": True})
     with caplog.at_level(logging.WARNING):
         activation.activate(args, announce=True)
         activation.activate(args, announce=False)  # another rank of the group
     warnings = [r for r in caplog.records if r.levelno == logging.WARNING and "ring is not used" in r.message]
-    assert len(warnings) == 1 and "--disable-radix-cache" in warnings[0].message
-    assert applied == [activation.seams.REPORT] * 2 and not activation.active()
+    assert len(warnings) == 1 and "--enable-pdmux" in warnings[0].message
+    assert applied == [activation.seams.WITH_FLAG] * 2 and not activation.active()
 
 
 def test_support_reads_the_interpreter_on_the_cpu(make_args, monkeypatch):

@@ -78,6 +78,25 @@ def fold_due(state: torch.Tensor, ring: Ring, cursors: Cursors, batch: int, dtyp
     cursors.counters[1] += int(due.sum())
 
 
+def materialize(
+    state: torch.Tensor,
+    ring: Ring,
+    cursors: Cursors,
+    steps: torch.Tensor,
+    targets: torch.Tensor,
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Between `verify` and `commit`: the states after chosen steps of the windows, written into slots of their own."""
+    for n, (step, target) in enumerate(zip(steps.tolist(), targets.tolist(), strict=True)):
+        slot, row = cursors.plan[n, [PLAN_SLOT, PLAN_ROW]].tolist()
+        if row == 0 or slot < 0 or step < 0 or target < 0:
+            continue
+        base, count = cursors.position[row].tolist()
+        for i in range(state.shape[0]):
+            ahead = folded_state(state[i, slot], ring.layer(i), row, base, count + step + 1, dtype)
+            state[i, target] = rounded(ahead, ring)
+
+
 def rounded(state: torch.Tensor, ring: Ring) -> torch.Tensor:
     """A folded state as the policy keeps it: rounded to bf16 if the factors are, else as it is."""
     return state.bfloat16().to(state.dtype) if ring.spec.policy.factors == "bfloat16" else state

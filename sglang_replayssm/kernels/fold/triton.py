@@ -1,6 +1,7 @@
 """Fold of all layers as one Triton launch, and a tiny one that moves the cursors.
 
-Which kernel folds follows from what the policy records: `_fold` adds rank-1 factors, `replay.py` replays raw inputs.
+Which kernel folds follows from what the policy records: `_add_factors` adds rank-1 factors, `replay.py` replays raw
+inputs.
 """
 
 from __future__ import annotations
@@ -9,24 +10,25 @@ import torch
 import triton
 import triton.language as tl
 
-from ..primitives import fold_tile, load_decays, load_keys, wrap
+from ..primitives import dot_exact, load_decays, load_deltas, load_keys, round_to, wrap
 from ..ring import PLAN_ROW, PLAN_SLOT, Cursors, Ring
 from ..sequential import STOCK_BLOCK_V, STOCK_WARPS
+from .reach import reach
 from .replay import replay_rows
 
 # Batch rows that one program of `_empty_rows` handles.
 BLOCK = 128
 
-# Batch rows that a replay works on at once; the programs of a head take the others in turn. Most have nothing to do,
+# Batch rows that a launch works on at once; the programs of a head take the others in turn. Most have nothing to do,
 # and programs that only start and end would cost a large batch more than the folds.
-REPLAY_ROWS = 8
+ROWS_AT_ONCE = 8
 
 # Place in `Cursors.counters`.
 FOLDS = tl.constexpr(Cursors.COUNTERS.index("folds"))
 
 
-@triton.jit(do_not_specialize=["least"])
-def _fold(
+@triton.jit(do_not_specialize=["batch", "least"])
+def _add_factors(
     state,
     ring_d,
     ring_k,
@@ -34,7 +36,11 @@ def _fold(
     position,
     rows,
     slots,
+    steps,
+    targets,
     strides,
+    index_strides,
+    batch,
     least,
     H: tl.constexpr,
     HV: tl.constexpr,
@@ -44,34 +50,38 @@ def _fold(
     HISTORY: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
-    """Grid (layers HV, B): one value head of one layer and batch row a program; most rows exit at once.
+    """Grid (layers HV, any): one head of one layer, for every num_programs(1)-th batch row in turn.
 
-    `strides`: layer and slot of state; layer of d, k, g; rows and slots.
+    What a row asks for: `reach`. `strides`: layer and slot of state; layer of d, k, g.
     """
     layer = (tl.program_id(0) // HV).to(tl.int64)
     hv = tl.program_id(0) % HV
-    n = tl.program_id(1)
-    state_layer, state_slot, d_layer, k_layer, g_layer, row_stride, slot_stride = strides
-    row = tl.load(rows + n * row_stride).to(tl.int64)
-    slot = tl.load(slots + n * slot_stride).to(tl.int64)
-    base = tl.load(position + 2 * row)
-    count = tl.load(position + 2 * row + 1)
-    if (row > 0) & (slot >= 0) & (count >= least):
-        h = hv // (HV // H)
-        state += layer * state_layer + slot * state_slot + hv * (V * K)
-        ring_d += layer * d_layer + (row * HV + hv) * (R * V)
-        ring_k += layer * k_layer + (row * H + h) * (R * K)
-        ring_g += layer * g_layer + (row * HV + hv) * (R * 2)
+    h = hv // (HV // H)
+    state_layer, state_slot, d_layer, k_layer, g_layer = strides
+    state += layer * state_layer + hv * (V * K)
+    ring_d += layer * d_layer + hv * (R * V)
+    ring_k += layer * k_layer + h * (R * K)
+    ring_g += layer * g_layer + hv * (R * 2)
+    j = tl.arange(0, HISTORY)
 
-        j = tl.arange(0, HISTORY)
-        live = j < count
-        at = wrap(base + j, R)
-        total_high, total_low, weight = load_decays(ring_g, base, count, j, R)
-        decay = tl.exp(total_high) * (1.0 + total_low)
-        keys = load_keys(ring_k, at, live, K)
-        for i in tl.range(0, V // BLOCK_V):
-            vs = i * BLOCK_V + tl.arange(0, BLOCK_V)
-            fold_tile(state, ring_d, keys, decay, weight, at, live, vs, V, K)
+    for n in range(tl.program_id(1), batch, tl.num_programs(1)):
+        row, slot, target, base, count, wanted = reach(position, rows, slots, steps, targets, index_strides, n, least)
+        if wanted:
+            live = j < count
+            at = wrap(base + j, R)
+            log_decays = ring_g + row * (HV * R * 2)
+            total_high, total_low, weight = load_decays(log_decays, base, count, j, R)
+            decay = tl.exp(total_high) * (1.0 + total_low)
+            keys = load_keys(ring_k + row * (H * R * K), at, live, K)
+            deltas = ring_d + row * (HV * R * V)
+            for i in tl.range(0, V // BLOCK_V):
+                vs = i * BLOCK_V + tl.arange(0, BLOCK_V)
+                tile = vs[:, None] * K + tl.arange(0, K)[None, :]
+                update = dot_exact(load_deltas(deltas, at, live, vs, V) * weight[None, :], keys)
+                s = tl.load(state + slot * state_slot + tile) * decay + update
+                if ring_d.dtype.element_ty == tl.bfloat16:
+                    s = round_to(s, tl.bfloat16).to(tl.float32)
+                tl.store(state + target * state_slot + tile, s)
 
 
 @triton.jit(do_not_specialize=["batch", "least"])
@@ -104,16 +114,7 @@ def fold(state: torch.Tensor, ring: Ring, cursors: Cursors, rows: torch.Tensor, 
         ValueError: shapes, dtypes or strides that the kernel does not take.
     """
     _check(state, ring)
-    for tensor in (rows, slots):
-        if (
-            tensor.shape != (rows.numel(),)
-            or not tensor.is_contiguous()
-            or tensor.dtype not in (torch.int32, torch.int64)
-        ):
-            raise ValueError(
-                f"fold takes contiguous int32 or int64 rows and slots of one length, found {tensor.dtype} "
-                f"{tuple(tensor.shape)} with strides {tensor.stride()} next to {rows.numel()} rows"
-            )
+    _check_indices("fold", "rows and slots", rows, slots)
     _fold_rows(state, ring, cursors, rows, slots, least=1)
 
 
@@ -140,66 +141,85 @@ def fold_due(state: torch.Tensor, ring: Ring, cursors: Cursors, batch: int) -> N
     _fold_rows(state, ring, cursors, rows, slots, spec.full, cursors.counters)
 
 
+def materialize(state: torch.Tensor, ring: Ring, cursors: Cursors, steps: torch.Tensor, targets: torch.Tensor) -> None:
+    """Between `verify` and `commit`: write the states after chosen steps of the windows into slots of their own.
+
+    That is S_{n+s+1} for a row with n records: checkpoint, records, and the window up to step s. Bit-identical to the
+    state that SGLang's kernel has there, if the policy replays inputs. Checkpoints, rings and cursors stay as they are.
+    Rows and slots are those of the step's plan.
+
+    Args:
+        state, ring: as for `fold`.
+        steps: int32 or int64 [B], step s of each batch row's window, 0..T-1; -1 for none.
+        targets: int32 or int64 [B], the slot to write, of nobody in this step; -1 for none.
+
+    Raises:
+        ValueError: shapes, dtypes or strides that the kernel does not take.
+    """
+    _check(state, ring)
+    _check_indices("materialize", "steps and targets", steps, targets)
+    batch = steps.numel()
+    if batch > cursors.plan.shape[0]:
+        raise ValueError(f"materialize got {batch} batch rows, but the plan has {cursors.plan.shape[0]} lines")
+    rows, slots = cursors.plan[:batch, PLAN_ROW], cursors.plan[:batch, PLAN_SLOT]
+    if batch:
+        _launch(state, ring, cursors, rows, slots, least=1, steps=steps, targets=targets)
+
+
 def _fold_rows(state, ring, cursors, rows, slots, least: int, counters: torch.Tensor | None = None) -> None:
     """Fold and empty the rows with at least `least` records; `counters`: where to count them."""
-    batch, spec = rows.numel(), ring.spec
+    batch = rows.numel()
     if batch == 0:
         return
+    _launch(state, ring, cursors, rows, slots, least)
     index_strides = (rows.stride(0), slots.stride(0))
-    (_replay if spec.policy.inputs else _add_factors)(state, ring, cursors, rows, slots, index_strides, least)
     _empty_rows[(triton.cdiv(batch, BLOCK),)](
-        cursors.position, counters, rows, slots, index_strides, batch, least, R=spec.records, BLOCK=BLOCK
+        cursors.position, counters, rows, slots, index_strides, batch, least, R=ring.spec.records, BLOCK=BLOCK
     )
 
 
-def _add_factors(state, ring, cursors, rows, slots, index_strides, least: int) -> None:
-    spec = ring.spec
-    layers, _, v_heads, v_dim, k_dim = state.shape
-    _fold[(layers * v_heads, rows.numel())](
-        state,
-        ring.d,
-        ring.k,
-        ring.g,
-        cursors.position,
-        rows,
-        slots,
-        (state.stride(0), state.stride(1), ring.d.stride(0), ring.k.stride(0), ring.g.stride(0), *index_strides),
-        least,
-        H=spec.num_k_heads,
-        HV=v_heads,
-        K=k_dim,
-        V=v_dim,
-        R=spec.records,
-        HISTORY=max(16, triton.next_power_of_2(spec.window)),
-        BLOCK_V=min(v_dim, max(16, 4096 // k_dim)),
-        num_warps=2,
-    )
-
-
-def _replay(state, ring, cursors, rows, slots, index_strides, least: int) -> None:
+def _launch(state, ring, cursors, rows, slots, least: int, steps=None, targets=None) -> None:
+    """The policy's kernel on all layers; arguments are those of `reach`."""
     spec, batch = ring.spec, rows.numel()
     layers, _, v_heads, v_dim, k_dim = state.shape
-    block_v = min(v_dim, STOCK_BLOCK_V)
-    strides = (tensor.stride(0) for tensor in (ring.k, ring.v, ring.gates))
-    replay_rows[(v_dim // block_v, layers * v_heads, min(batch, REPLAY_ROWS))](
+    replays = spec.policy.inputs
+    buffers = (ring.k, ring.v, ring.gates) if replays else (ring.d, ring.k, ring.g)
+    arguments = (
         state,
-        ring.k,
-        ring.v,
-        ring.gates,
+        *buffers,
         cursors.position,
         rows,
         slots,
-        (state.stride(0), state.stride(1), *strides, *index_strides),
+        steps,
+        targets,
+        (state.stride(0), state.stride(1), *(buffer.stride(0) for buffer in buffers)),
+        tuple(index.stride(0) for index in (rows, slots, steps, targets) if index is not None),
         batch,
         least,
-        H=spec.num_k_heads,
-        HV=v_heads,
-        K=k_dim,
-        V=v_dim,
-        R=spec.records,
-        BLOCK_V=block_v,
-        num_warps=STOCK_WARPS,
     )
+    sizes = {"H": spec.num_k_heads, "HV": v_heads, "K": k_dim, "V": v_dim, "R": spec.records}
+    at_once = min(batch, ROWS_AT_ONCE)
+    if replays:
+        block_v = min(v_dim, STOCK_BLOCK_V)
+        grid = (v_dim // block_v, layers * v_heads, at_once)
+        replay_rows[grid](*arguments, **sizes, BLOCK_V=block_v, num_warps=STOCK_WARPS)
+    else:
+        history = max(16, triton.next_power_of_2(spec.window))
+        block_v = min(v_dim, max(16, 4096 // k_dim))
+        _add_factors[(layers * v_heads, at_once)](*arguments, **sizes, HISTORY=history, BLOCK_V=block_v, num_warps=2)
+
+
+def _check_indices(name: str, what: str, first: torch.Tensor, second: torch.Tensor) -> None:
+    for tensor in (first, second):
+        if (
+            tensor.shape != (first.numel(),)
+            or not tensor.is_contiguous()
+            or tensor.dtype not in (torch.int32, torch.int64)
+        ):
+            raise ValueError(
+                f"{name} takes contiguous int32 or int64 {what} of one length, found {tensor.dtype} "
+                f"{tuple(tensor.shape)} with strides {tensor.stride()} next to {first.numel()} rows"
+            )
 
 
 def _check(state: torch.Tensor, ring: Ring) -> None:
