@@ -51,7 +51,7 @@ class Scenario:
     env: dict[str, str] = field(default_factory=dict)
     overlap: bool = False
     batches: tuple[Batch, ...] = (CROWD, ONE_TOKEN_LAST_CHUNK)
-    timeout: float = 300 + 60 * conversations.SCRIPTS
+    timeout: float = 600 + 60 * conversations.SCRIPTS
 
 
 SCENARIOS = {

@@ -1,10 +1,16 @@
 """The real engine on the tiny models: with ReplaySSM on, it must say exactly what it says with it off.
 
+One file for all tests that share engine runs: test workers take whole files, and each would start its own engines.
+
 Everything is fp32, where rounding differences (other batch compositions, the fold's other order of summation) stay far
 below the gaps between logits, so greedy tokens must be equal.
 """
 
 from __future__ import annotations
+
+import re
+from datetime import datetime
+from itertools import pairwise
 
 import pytest
 
@@ -14,7 +20,19 @@ import conversations
 from engine_harness import EngineFailure
 from scenarios import CROWD, ONE_TOKEN_LAST_CHUNK, SCENARIOS
 
+from sglang_replayssm.plugin import solver
+from sglang_replayssm.tiny import write_tiny_model
+
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+
+# Of scenarios.run_scenario and sglang_cpusim.settings.
+OPTIONS = (
+    "--dtype=float32",
+    "--disable-radix-cache",
+    "--max-running-requests=3",
+    "--max-mamba-cache-size=8",
+    "--max-total-tokens=2048",
+)
 
 
 @pytest.mark.scenarios("next-plain", "next-stock")
@@ -78,6 +96,52 @@ def test_a_broken_commit_is_noticed(runs):
     assert tokens != expected[: len(tokens)]
 
 
+def series(text: str) -> dict[str, float]:
+    """Name -> value of this package's series; their labels must be SGLang's own."""
+    labels = re.search(r"^sglang:num_running_reqs\{(.*)\}", text, re.MULTILINE)[1]
+    found = re.findall(r"^sglang_replayssm:(\w+)\{(.*?)\} (\S+)$", text, re.MULTILINE)
+    assert {re.sub(r'reason=".*?",?', "", shown) for _, shown, _ in found} == {labels}
+    return {name: float(value) for name, _, value in found}
+
+
+@pytest.mark.scenarios("next-replay-overlap")
+def test_metrics_are_what_the_server_reports(runs):
+    run = runs["next-replay-overlap"]
+    found = series(run.metrics)
+    for counter in ("verify_rows", "folds", "accepted_tokens"):
+        assert found[f"{counter}_total"] == run.replayssm[counter] > 0
+    assert found["fallback"] == 0 and 0 <= found["ring_fill"] < 1
+    shown = re.findall(r"^\[(.{19})\] GDN ReplaySSM: .* rows verified", run.log, re.MULTILINE)
+    times = [datetime.fromisoformat(time) for time in shown]
+    assert times and all((b - a).total_seconds() >= 59 for a, b in pairwise(times)), "one a minute at most"
+    assert "watching the ring failed" not in run.log
+
+
+@pytest.mark.scenarios("3.5-replay")
+def test_no_metrics_without_the_option(runs):
+    run = runs["3.5-replay"]
+    assert run.metrics == "" and "watching the ring failed" not in run.log
+    assert "rows verified" in run.log
+
+
+@pytest.mark.scenarios("next-replay-overlap")
+def test_the_plan_is_what_the_engine_allocates(runs, tmp_path, monkeypatch):
+    run = runs["next-replay-overlap"]
+    monkeypatch.setenv("SGLANG_MAMBA_CONV_DTYPE", "float32")  # as the engine's environment has it
+    model = write_tiny_model(tmp_path, "qwen3_next", dtype="float32", weights=False)
+    args = solver.server_args(["--model-path", str(model), *OPTIONS], gpu_memory=16)
+    stock, ring = (solver.pools(args, solver.Gpu(before_load=8, weights=0.1), ring) for ring in (False, True))
+    report, rows = run.replayssm, ring.requests + 1
+    assert re.search(rf"allocated for {ring.slots} slots and {ring.requests} request rows", run.log)
+    assert ring.state == stock.state == (ring.slots + 1) * report["checkpoint_bytes_per_slot"]
+    assert stock.scratch == rows * report["stock_scratch_bytes_per_request"]
+    assert ring.windows + ring.ring == pytest.approx(rows * report["ring_bytes_per_request"], rel=0.01)
+    assert stock.scratch - ring.scratch == series(run.metrics)["bytes_saved"]
+    caches = re.findall(r"KV Cache is allocated\. .*?#tokens: (\d+)", run.log)
+    assert list(map(int, caches)) == [ring.kv_tokens] * 2, "target and draft"
+
+
+@pytest.mark.slow
 @pytest.mark.scenarios("next-cached-stock", "next-no-buffer", "next-extra-buffer")
 @pytest.mark.parametrize("replay", ["next-no-buffer", "next-extra-buffer"])
 class TestPrefixCaching:
@@ -100,8 +164,9 @@ class TestPrefixCaching:
         assert report["folds"] > 0
 
 
-if conversations.SCRIPTS > 1:  # an engine more, so not in CI, where test_tracking.py shows stock's crash
+if conversations.SCRIPTS > 1:  # an engine more, so not by default; test_tracking.py shows stock's crash too
 
+    @pytest.mark.slow
     @pytest.mark.scenarios("next-crash-of-stock", "next-extra-buffer")
     def test_a_request_that_finishes_inside_the_next_batch(runs):
         """Trap 14: SGLang's scheduler dies of it; with the flag it goes on, as `next-extra-buffer`'s tokens say."""
