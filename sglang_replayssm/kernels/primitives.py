@@ -175,18 +175,18 @@ def load_deltas(ring_d, at, live, vs, V: tl.constexpr):
 
 
 @triton.jit
-def fold_tile(state, ring_d, keys, decay, weight, at, live, vs, V: tl.constexpr, K: tl.constexpr):
-    """Bring rows `vs` of one head's checkpoint up to date: S <- decay S + sum_j weight_j d'_j k_j^T.
+def fold_tile(state, target, ring_d, keys, decay, weight, at, live, vs, V: tl.constexpr, K: tl.constexpr):
+    """Rows `vs` of one head's state with its history: target <- decay S + sum_j weight_j d'_j k_j^T.
 
     Args:
-        state, ring_d: pointers to the head's [V, K] checkpoint and [R, V] deltas. With bf16 deltas the checkpoint is
-            rounded to bf16.
+        state, target: pointers to the head's [V, K] checkpoint and to where the result goes; the same for a fold.
+        ring_d: pointer to the head's [R, V] deltas. If they are bf16, the result is rounded to bf16.
         keys: [J, K] keys of the history, zero where not live.
         decay: e^{G_n}; weight: [J], e^{G_n - G_j}; at, live: [J], physical records of the history.
     """
-    tile = state + vs[:, None] * K + tl.arange(0, K)[None, :]
+    tile = vs[:, None] * K + tl.arange(0, K)[None, :]
     update = dot_exact(load_deltas(ring_d, at, live, vs, V) * weight[None, :], keys)
-    folded = tl.load(tile) * decay + update
+    folded = tl.load(state + tile) * decay + update
     if ring_d.dtype.element_ty == tl.bfloat16:
         folded = round_to(folded, tl.bfloat16).to(tl.float32)
-    tl.store(tile, folded)
+    tl.store(target + tile, folded)

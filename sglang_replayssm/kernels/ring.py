@@ -183,3 +183,21 @@ class Cursors:
             torch.zeros((spec.plan_lines, PLAN_COLUMNS), dtype=torch.int32, device=device),
             torch.zeros(len(cls.COUNTERS), dtype=torch.int64, device=device),
         )
+
+
+def check_indices(name: str, what: str, first: torch.Tensor, *others: torch.Tensor) -> None:
+    """Check the per-row index tensors of a call of the function `name`.
+
+    Raises:
+        ValueError: one is not contiguous int32 or int64 of the first one's length.
+    """
+    for tensor in (first, *others):
+        if (
+            tensor.shape != (first.numel(),)
+            or not tensor.is_contiguous()
+            or tensor.dtype not in (torch.int32, torch.int64)
+        ):
+            raise ValueError(
+                f"{name} takes contiguous int32 or int64 {what} of one length, found {tensor.dtype} "
+                f"{tuple(tensor.shape)} with strides {tensor.stride()} next to {first.numel()} rows"
+            )

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from ..primitives import PLAN_BASE, PLAN_COLUMNS, PLAN_COUNT, PLAN_FOLD, PLAN_ROW, PLAN_SLOT, wrap
-from ..ring import Cursors
+from ..ring import Cursors, check_indices
 
 # Batch rows that one program handles.
 BLOCK = 128
@@ -89,7 +89,8 @@ def plan_window(cursors: Cursors, rows: torch.Tensor, slots: torch.Tensor) -> No
     Raises:
         ValueError: more batch rows than `cursors.plan` has lines, or tensors that do not match.
     """
-    batch = _checked_batch("plan_window", cursors, rows, slots)
+    check_indices("plan_window", "tensors", rows, slots)
+    batch = rows.numel()
     if batch > cursors.plan.shape[0]:
         raise ValueError(
             f"plan_window got {batch} batch rows, but the plan has {cursors.plan.shape[0]} lines for "
@@ -120,7 +121,8 @@ def commit(cursors: Cursors, rows: torch.Tensor, accepted: torch.Tensor) -> None
     Raises:
         ValueError: tensors that do not match.
     """
-    batch = _checked_batch("commit", cursors, rows, accepted)
+    check_indices("commit", "tensors", rows, accepted)
+    batch = rows.numel()
     if batch:
         _commit[(triton.cdiv(batch, BLOCK),)](cursors.position, cursors.counters, rows, accepted, batch, BLOCK=BLOCK)
 
@@ -131,21 +133,7 @@ def reset(cursors: Cursors, rows: torch.Tensor) -> None:
     Raises:
         ValueError: rows that are not contiguous.
     """
-    batch = _checked_batch("reset", cursors, rows)
+    check_indices("reset", "tensors", rows)
+    batch = rows.numel()
     if batch:
         _reset[(triton.cdiv(batch, BLOCK),)](cursors.position, rows, batch, BLOCK=BLOCK)
-
-
-def _checked_batch(name: str, cursors: Cursors, rows: torch.Tensor, other: torch.Tensor | None = None) -> int:
-    """B, after checking the per-row tensors of one call."""
-    for tensor in (rows,) if other is None else (rows, other):
-        if (
-            tensor.shape != (rows.numel(),)
-            or not tensor.is_contiguous()
-            or tensor.dtype not in (torch.int32, torch.int64)
-        ):
-            raise ValueError(
-                f"{name} takes contiguous int32 or int64 tensors of one length, found {tensor.dtype} "
-                f"{tuple(tensor.shape)} with strides {tensor.stride()} next to {rows.numel()} rows"
-            )
-    return rows.numel()

@@ -10,8 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
-from ..primitives import dot_exact, load_decays, load_deltas, load_keys, round_to, wrap
-from ..ring import PLAN_ROW, PLAN_SLOT, Cursors, Ring
+from ..primitives import fold_tile, load_decays, load_keys, wrap
+from ..ring import PLAN_ROW, PLAN_SLOT, Cursors, Ring, check_indices
 from ..sequential import STOCK_BLOCK_V, STOCK_WARPS
 from .reach import reach
 from .replay import replay_rows
@@ -74,14 +74,10 @@ def _add_factors(
             decay = tl.exp(total_high) * (1.0 + total_low)
             keys = load_keys(ring_k + row * (H * R * K), at, live, K)
             deltas = ring_d + row * (HV * R * V)
+            checkpoint, result = state + slot * state_slot, state + target * state_slot
             for i in tl.range(0, V // BLOCK_V):
                 vs = i * BLOCK_V + tl.arange(0, BLOCK_V)
-                tile = vs[:, None] * K + tl.arange(0, K)[None, :]
-                update = dot_exact(load_deltas(deltas, at, live, vs, V) * weight[None, :], keys)
-                s = tl.load(state + slot * state_slot + tile) * decay + update
-                if ring_d.dtype.element_ty == tl.bfloat16:
-                    s = round_to(s, tl.bfloat16).to(tl.float32)
-                tl.store(state + target * state_slot + tile, s)
+                fold_tile(checkpoint, result, deltas, keys, decay, weight, at, live, vs, V, K)
 
 
 @triton.jit(do_not_specialize=["batch", "least"])
@@ -114,7 +110,7 @@ def fold(state: torch.Tensor, ring: Ring, cursors: Cursors, rows: torch.Tensor, 
         ValueError: shapes, dtypes or strides that the kernel does not take.
     """
     _check(state, ring)
-    _check_indices("fold", "rows and slots", rows, slots)
+    check_indices("fold", "rows and slots", rows, slots)
     _fold_rows(state, ring, cursors, rows, slots, least=1)
 
 
@@ -157,7 +153,7 @@ def materialize(state: torch.Tensor, ring: Ring, cursors: Cursors, steps: torch.
         ValueError: shapes, dtypes or strides that the kernel does not take.
     """
     _check(state, ring)
-    _check_indices("materialize", "steps and targets", steps, targets)
+    check_indices("materialize", "steps and targets", steps, targets)
     batch = steps.numel()
     if batch > cursors.plan.shape[0]:
         raise ValueError(f"materialize got {batch} batch rows, but the plan has {cursors.plan.shape[0]} lines")
@@ -207,19 +203,6 @@ def _launch(state, ring, cursors, rows, slots, least: int, steps=None, targets=N
         history = max(16, triton.next_power_of_2(spec.window))
         block_v = min(v_dim, max(16, 4096 // k_dim))
         _add_factors[(layers * v_heads, at_once)](*arguments, **sizes, HISTORY=history, BLOCK_V=block_v, num_warps=2)
-
-
-def _check_indices(name: str, what: str, first: torch.Tensor, second: torch.Tensor) -> None:
-    for tensor in (first, second):
-        if (
-            tensor.shape != (first.numel(),)
-            or not tensor.is_contiguous()
-            or tensor.dtype not in (torch.int32, torch.int64)
-        ):
-            raise ValueError(
-                f"{name} takes contiguous int32 or int64 {what} of one length, found {tensor.dtype} "
-                f"{tuple(tensor.shape)} with strides {tensor.stride()} next to {first.numel()} rows"
-            )
 
 
 def _check(state: torch.Tensor, ring: Ring) -> None:

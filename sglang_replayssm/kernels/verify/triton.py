@@ -265,7 +265,7 @@ def _verify(
     if fold != 0:
         for i in tl.range(0, TILES, num_stages=1):
             vs = (part * TILES + i) * BLOCK_V + tl.arange(0, BLOCK_V)
-            fold_tile(state, ring_d, keys, decay, weight, at, live, vs, V, K)
+            fold_tile(state, state, ring_d, keys, decay, weight, at, live, vs, V, K)
 
     # The values too, which the loop above has had in other registers.
     if ring_v is not None:
