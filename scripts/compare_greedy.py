@@ -24,8 +24,9 @@ from rich.console import Console
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "engine"))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 from engine_harness import NEXTN, Batch, run_engine
-from near_ties import FLIP_FACTOR, first_differences
+from evaluation.near_ties import FLIP_FACTOR, first_differences
 
 from sglang_replayssm.policies import POLICIES
 from sglang_replayssm.tiny import ARCHITECTURES, ZERO_LOGIT_TOKEN, write_tiny_model

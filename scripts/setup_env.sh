@@ -13,6 +13,9 @@ TOOLS=(pytest pytest-xdist pytest-timeout hypothesis ruff matplotlib rich tqdm n
 # Needed by SGLang on a CPU although it does not declare them.
 CPU_EXTRAS=(dill loguru jsonschema)
 
+# Where Python may not write bytecode, each of an engine's three processes would compile 5,800 modules for 20 s.
+export UV_COMPILE_BYTECODE=1
+
 say() { printf '\033[1m[setup]\033[0m %s\n' "$*"; }
 die() { printf '[setup] error: %s\n' "$*" >&2; exit 1; }
 

@@ -45,10 +45,82 @@ def softplus(x):
 
 
 @triton.jit
-def inverse_root(x):
-    """x^-1/2, the hardware's approximation after one Newton step: the norms enter every product."""
-    y = tl.rsqrt(x)
-    return y + 0.5 * y * tl.fma(-x * y, y, 1.0)
+def times(x_high, x_low, y_high, y_low):
+    """Product of two pairs (high + low) as a pair."""
+    high = x_high * y_high
+    return high, tl.fma(x_high, y_high, -high) + tl.fma(x_high, y_low, x_low * y_high)
+
+
+@triton.jit
+def times_rounded(x_high, x_low, y_high, y_low):
+    """Product of two pairs, rounded once."""
+    return tl.fma(x_high, y_high, tl.fma(x_high, y_low, x_low * y_high))
+
+
+@triton.jit
+def exp_pair(high, low):
+    """e^(high + low) as a pair, relative error about 2^-27; 0 below e^-87. For arguments up to 87.
+
+    e^x = 2^n e^r with |r| <= ln(2) / 2. ln(2) is a constant of 9 bits, whose product with n is exact, and a small rest;
+    e^r is its Taylor series up to r^7.
+    """
+    dead = high < -87.0
+    high = tl.where(dead, 0.0, high)
+    n = tl.floor(high * 1.4426950408889634 + 0.5)
+    exact = tl.fma(n, -0.693359375, high)
+    rest = tl.fma(n, 2.1219444005469057e-4, low)
+    r = exact + rest
+    rest -= r - exact
+    series = tl.fma(r, 1.0 / 5040, 1.0 / 720)
+    series = tl.fma(r, series, 1.0 / 120)
+    series = tl.fma(r, series, 1.0 / 24)
+    series = tl.fma(r, series, 1.0 / 6)
+    series = tl.fma(r, series, 0.5)
+    above_1 = tl.fma(r * r, series, r)
+    result = 1.0 + above_1
+    rest += above_1 - (result - 1.0)
+    power = tl.where(dead, 0, (n.to(tl.int32) + 127) << 23).to(tl.float32, bitcast=True)
+    return result * power, rest * power
+
+
+@triton.jit
+def exp_fast(x):
+    """e^x as a pair, to the error of the hardware's 2^x (2 units of the last place) but not of its argument."""
+    argument = x * 1.4426950408889634
+    rest = tl.fma(x, 1.925963033500e-8, tl.fma(x, 1.4426950408889634, -argument))
+    result = tl.exp2(argument)
+    return result, result * (rest * 0.6931471805599453)
+
+
+@triton.jit
+def log_decay(A_log, x):
+    """-e^A_log log(1 + e^x), off by two or three roundings for any x."""
+    rate_high, rate_low = exp_fast(A_log)
+    y_high, y_low = exp_fast(x)
+    u = 1.0 + y_high
+    # u - 1 and the rounding of u are exact; log(u + rest) is log(u) + rest / u.
+    log1p = tl.log(u) + ((y_high - (u - 1.0)) + y_low) / u
+    y = tl.where(x > SOFTPLUS_LIMIT, x, log1p)
+    return -tl.fma(rate_high, y, rate_low * y)
+
+
+@triton.jit
+def sigmoid_pair(x):
+    """1 / (1 + e^-x) as a pair; e^-80 for anything below."""
+    e_high, e_low = exp_pair(-tl.where(x < -80.0, -80.0, x), 0.0)
+    divisor, rest = two_sum(1.0, e_high)
+    rest += e_low
+    y = 1.0 / divisor
+    return y, y * (tl.fma(-divisor, y, 1.0) - rest * y)
+
+
+@triton.jit
+def inverse_root_pair(high, low):
+    """(high + low)^-1/2 as a pair: the hardware's approximation and its correction by one Newton step."""
+    y = tl.rsqrt(high)
+    square = y * y
+    short = tl.fma(-high, square, 1.0) - high * tl.fma(y, y, -square) - low * square
+    return y, 0.5 * y * short
 
 
 @triton.jit
@@ -96,6 +168,25 @@ def split_fp32(x):
 
 
 @triton.jit
+def split_nearest(x):
+    """fp32 x as its nearest bf16 (halves away from 0) and the exact rest."""
+    bits = (x.to(tl.uint32, bitcast=True) + 0x8000) & 0xFFFF0000
+    return (bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True), x - bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def split_pair(high, low):
+    """high + low as three bf16 parts, to 26 bits; of either sign, so that what products of parts leave out is tiny.
+
+    If low is 0, without error: two nearest parts leave 6 bits.
+    """
+    first, rest = split_nearest(high)
+    second, rest = split_nearest(rest)
+    third, rest = split_bf16(rest + low)
+    return first, second, third
+
+
+@triton.jit
 def split_tf32(x):
     """fp32 x as its nearest tf32 and the exact rest, which itself fits tf32 but for its last bit."""
     bits = (x.to(tl.uint32, bitcast=True) + 0x1000) & 0xFFFFE000
@@ -113,18 +204,36 @@ def add_apart(small, large):
 
 
 @triton.jit
-def dot_exact(x, y):
-    """fp32 x times y of the activation dtype, accurate to fp32."""
-    if y.dtype == tl.bfloat16:
-        high, middle, low = split_fp32(x)
-        product = add_apart(dot(low, y, dot(middle, y)), dot(high, y))
-    elif y.dtype == tl.float16:
-        high, low = split_tf32(x)
-        y = y.to(tl.float32)
-        product = add_apart(dot(low, y), dot(high, y))
+def part(x, i: tl.constexpr, PARTS: tl.constexpr):
+    """The i-th of `PARTS` parts of x's columns, the others set to zero, so that a product sums no more of them.
+
+    A tensor core truncates when it adds to an accumulator, and in a long sum of terms of one sign, such as S k where S
+    has seen k, these errors all point the same way.
+    """
+    if PARTS == 1:
+        return x
     else:
-        product = tl.dot(x, y, input_precision="ieee")
-    return product
+        SIZE: tl.constexpr = x.shape[1] // PARTS
+        column = tl.arange(0, x.shape[1])[None, :]
+        return tl.where((column >= i * SIZE) & (column < (i + 1) * SIZE), x, tl.zeros_like(x))
+
+
+@triton.jit
+def dot_exact(x, y, PARTS: tl.constexpr = 1):
+    """fp32 x times y of the activation dtype, accurate to fp32; a tensor core sums 1 / PARTS of the columns of x."""
+    if y.dtype == tl.float32:
+        return tl.dot(x, y, input_precision="ieee")
+    else:
+        if y.dtype == tl.bfloat16:
+            high, middle, low = split_fp32(x)
+            product = dot(low, y, dot(middle, y))
+        else:
+            high, low = split_tf32(x)
+            y = y.to(tl.float32)
+            product = dot(low, y)
+        for i in tl.static_range(PARTS):
+            product = add_apart(product, dot(part(high, i, PARTS), y))
+        return product
 
 
 @triton.jit

@@ -22,14 +22,24 @@ CROWD = Batch(
         [17, 200, 31, 200],
         [400, 3, 9, 27, 81, 243],
     ],
-    max_new_tokens=[24, 3, 14, 1, 20, 6],
+    max_new_tokens=[24, 3, 8, 1, 14, 5],
 )
 # Alone, so that no other request shares its chunks: the last one has a single token.
-ONE_TOKEN_LAST_CHUNK = Batch(prompts=[[(7 * i) % 480 + 5 for i in range(2 * CHUNK + 1)]], max_new_tokens=10)
+ONE_TOKEN_LAST_CHUNK = Batch(prompts=[[(7 * i) % 480 + 5 for i in range(CHUNK + 1)]], max_new_tokens=7)
 # What a broken commit needs to show itself.
 SINGLE = Batch(prompts=CROWD.prompts[:1], max_new_tokens=12)
 
 REPLAYSSM = {"enable_gdn_replayssm_spec": True}
+
+# The interpreter pays by layer and head: two layers with a ring and one of attention, two heads in a group.
+SMALL = {
+    "num_layers": 3,
+    "full_attention_interval": 3,
+    "num_k_heads": 1,
+    "num_v_heads": 2,
+    "num_attention_heads": 2,
+    "num_kv_heads": 1,
+}
 
 # Prefix caching as SGLang has it, with and without overlap scheduling. No state is tracked in a short prefill, so what
 # `extra_buffer` finds again is what verify steps have tracked: at every sixth token, hence inside most windows.
@@ -51,7 +61,13 @@ class Scenario:
     env: dict[str, str] = field(default_factory=dict)
     overlap: bool = False
     batches: tuple[Batch, ...] = (CROWD, ONE_TOKEN_LAST_CHUNK)
+    shape: dict[str, int] = field(default_factory=lambda: SMALL)
     timeout: float = 600 + 60 * conversations.SCRIPTS
+
+
+def cached(arguments: dict[str, Any], **changes) -> Scenario:
+    """Conversations on the tiny model as it comes."""
+    return Scenario("qwen3_next", arguments, batches=conversations.scripts(), shape={}, **changes)
 
 
 SCENARIOS = {
@@ -67,22 +83,12 @@ SCENARIOS = {
     "3.5-every-commit-overlap": Scenario(
         "qwen3_5", {**NEXTN, **REPLAYSSM, "gdn_replayssm_fold": "every-commit"}, overlap=True
     ),
-    "next-cached-stock": Scenario("qwen3_next", EXTRA_BUFFER, overlap=True, batches=conversations.scripts()),
-    "next-no-buffer": Scenario(
-        "qwen3_next",
-        {**NO_BUFFER, **REPLAYSSM, "gdn_replayssm_cache_len": 8},
-        batches=conversations.scripts(),
+    "next-cached-stock": cached(EXTRA_BUFFER, overlap=True),
+    "next-no-buffer": cached({**NO_BUFFER, **REPLAYSSM, "gdn_replayssm_cache_len": 8}),
+    "next-extra-buffer": cached(
+        {**EXTRA_BUFFER, **REPLAYSSM, "gdn_replayssm_fold": "every-commit"}, env=GRAMMAR_SYNC, overlap=True
     ),
-    "next-extra-buffer": Scenario(
-        "qwen3_next",
-        {**EXTRA_BUFFER, **REPLAYSSM, "gdn_replayssm_fold": "every-commit"},
-        env=GRAMMAR_SYNC,
-        overlap=True,
-        batches=conversations.scripts(),
-    ),
-    "next-crash-of-stock": Scenario(
-        "qwen3_next", EXTRA_BUFFER, env=GRAMMAR_SYNC, overlap=True, batches=conversations.scripts()
-    ),
+    "next-crash-of-stock": cached(EXTRA_BUFFER, env=GRAMMAR_SYNC, overlap=True),
     "next-broken-commit": Scenario(
         "qwen3_next", {**NEXTN, **REPLAYSSM}, env={"CPUSIM_BREAK_COMMIT": "1"}, batches=(SINGLE,)
     ),
@@ -95,7 +101,7 @@ def run_scenario(scenario: Scenario, directory: Path) -> EngineResult:
 
     from sglang_replayssm.tiny import write_tiny_model
 
-    model = write_tiny_model(directory / f"{id(scenario)}", scenario.architecture, dtype="float32")
+    model = write_tiny_model(directory / f"{id(scenario)}", scenario.architecture, dtype="float32", **scenario.shape)
     arguments = engine_arguments() | {
         "disable_radix_cache": True,
         "disable_overlap_schedule": not scenario.overlap,

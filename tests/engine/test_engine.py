@@ -18,7 +18,7 @@ pytest.importorskip("sglang_cpusim", reason="needs tests/cpusim installed (make 
 
 import conversations
 from engine_harness import EngineFailure
-from scenarios import CROWD, ONE_TOKEN_LAST_CHUNK, SCENARIOS
+from scenarios import CROWD, ONE_TOKEN_LAST_CHUNK, SCENARIOS, SMALL
 
 from sglang_replayssm.plugin import solver
 from sglang_replayssm.tiny import write_tiny_model
@@ -128,14 +128,15 @@ def test_no_metrics_without_the_option(runs):
 def test_the_plan_is_what_the_engine_allocates(runs, tmp_path, monkeypatch):
     run = runs["next-replay-overlap"]
     monkeypatch.setenv("SGLANG_MAMBA_CONV_DTYPE", "float32")  # as the engine's environment has it
-    model = write_tiny_model(tmp_path, "qwen3_next", dtype="float32", weights=False)
+    model = write_tiny_model(tmp_path, "qwen3_next", dtype="float32", weights=False, **SMALL)
     args = solver.server_args(["--model-path", str(model), *OPTIONS], gpu_memory=16)
     stock, ring = (solver.pools(args, solver.Gpu(before_load=8, weights=0.1), ring) for ring in (False, True))
     report, rows = run.replayssm, ring.requests + 1
     assert re.search(rf"allocated for {ring.slots} slots and {ring.requests} request rows", run.log)
     assert ring.state == stock.state == (ring.slots + 1) * report["checkpoint_bytes_per_slot"]
     assert stock.scratch == rows * report["stock_scratch_bytes_per_request"]
-    assert ring.windows + ring.ring == pytest.approx(rows * report["ring_bytes_per_request"], rel=0.01)
+    # The step plan and the cursors are no request's own: 3 % of so small a ring, nothing of a real one.
+    assert ring.windows + ring.ring == pytest.approx(rows * report["ring_bytes_per_request"], rel=0.03)
     assert stock.scratch - ring.scratch == series(run.metrics)["bytes_saved"]
     caches = re.findall(r"KV Cache is allocated\. .*?#tokens: (\d+)", run.log)
     assert list(map(int, caches)) == [ring.kv_tokens] * 2, "target and draft"

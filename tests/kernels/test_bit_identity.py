@@ -77,25 +77,53 @@ def live_through(case: Case, device: str, steps: int) -> Twins:
     [
         Case(window=6, num_v_heads=1, requests=2, padding=0),
         Case(window=8, max_draft_tokens=5, regime="slow", dtype=torch.float32, requests=1, padding=1),
-        Case(window=4, max_draft_tokens=2, head_k_dim=16, head_v_dim=64, regime="fast", requests=1, padding=0),
+        # Two programs a head.
+        Case(
+            window=4,
+            max_draft_tokens=2,
+            num_v_heads=1,
+            head_k_dim=16,
+            head_v_dim=64,
+            regime="fast",
+            requests=1,
+            padding=0,
+        ),
     ],
     ids=lambda case: f"{case.regime}-W{case.window}-T{case.max_draft_tokens}-K{case.head_k_dim}-V{case.head_v_dim}",
 )
 def test_any_life_cycle(case: Case, fold: str, device: str) -> None:
-    live_through(replace(case, fold=fold), device, steps=16)
+    live_through(replace(case, fold=fold), device, steps=12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fold", BIT_IDENTICAL)
+def test_any_longer_life_cycle(fold: str, device: str) -> None:
+    live_through(Case(window=10, num_k_heads=2, num_v_heads=4, head_v_dim=64, fold=fold), device, steps=30)
 
 
 @pytest.mark.parametrize("fold", BIT_IDENTICAL)
-def test_every_acceptance_pattern_of_two_steps(fold: str, device: str) -> None:
+def test_the_model_s_head(fold: str, device: str) -> None:
+    """K = V = 128, over a few steps, two of them with rejected drafts."""
+    case = Case(window=4, num_v_heads=1, head_k_dim=128, head_v_dim=128, requests=1, padding=0, fold=fold)
+    twins = Twins(case, device)
+    for T, accepted in ((4, 3), (2, 2), (3, 1)):
+        twins.step(T, torch.tensor([accepted], device=device))
+    twins.fold()
+    assert twins.life.folds >= 2 and twins.tracked
+
+
+@pytest.mark.parametrize("fold", BIT_IDENTICAL)
+@pytest.mark.parametrize("T", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_every_acceptance_pattern_of_two_steps(T: int, fold: str, device: str) -> None:
     """All pairs of accepted lengths 0..T in successive steps, the batch rows each running one."""
-    T = 3
     pairs = torch.cartesian_prod(torch.arange(T + 1), torch.arange(T + 1)).to(device)
-    case = Case(window=T, max_draft_tokens=T, num_v_heads=1, head_k_dim=16, head_v_dim=16, requests=16, padding=0)
+    sizes = {"num_v_heads": 1, "head_k_dim": 16, "head_v_dim": 16}
+    case = Case(window=T, max_draft_tokens=T, **sizes, requests=len(pairs), padding=0)
     twins = Twins(replace(case, fold=fold), device)
     for column in (0, 1):
         twins.step(T, pairs[:, column])
     twins.fold()
-    assert twins.compared >= 16
+    assert twins.compared >= len(pairs)
 
 
 @pytest.mark.gpu

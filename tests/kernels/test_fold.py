@@ -66,7 +66,7 @@ def indices(*values: int, device: str, dtype: torch.dtype = torch.int64) -> torc
 @pytest.mark.parametrize(("base", "count"), [(0, 0), (0, 1), (9, 10), (13, 10), (5, 7)])
 def test_ring_phases(dtype: torch.dtype, base: int, count: int, fold: str, device: str) -> None:
     """Empty, one record, full, full and wrapped, partly filled and wrapped."""
-    state, ring, cursors = make(dtype, device, fold=fold)
+    state, ring, cursors = make(dtype, device, layers=1, fold=fold)
     base %= ring.spec.records
     set_log_decay(ring, base, -0.1)
     cursors.position[ROW] = indices(base, count, device=device)
@@ -80,7 +80,7 @@ def test_ring_phases(dtype: torch.dtype, base: int, count: int, fold: str, devic
 def test_decays(per_token: float, before: float, fold: str, device: str) -> None:
     """From none to one that underflows: exp(G_i) * exp(-G_j) would be 0 * inf. After a fast token, the differences of
     the slow ones are in the low parts."""
-    state, ring, cursors = make(torch.bfloat16, device, fold=fold)
+    state, ring, cursors = make(torch.bfloat16, device, layers=1, fold=fold)
     base = 12 % ring.spec.records
     set_log_decay(ring, base, per_token, before)
     cursors.position[ROW] = indices(base, 10, device=device)

@@ -57,7 +57,7 @@ def test_state_registers_are_operand_and_accumulator_fragments(lane: int, warps:
 def test_key_registers_are_operand_fragments(lane: int, rows: int) -> None:
     """Of both operands: rows are tokens, and K is renamed as in S."""
     column, (g, c) = renamed(), divmod(lane, 4)
-    held = {(row, column[k]) for row, k in elements(hopper._keys_layout(rows, 1), lane)}
+    held = {(row, column[k]) for row, k in elements(hopper._keys_layout(rows, 1, 1), lane)}
     assert held == set(product(range(g, rows, 8), operand_columns(c)))
 
 
@@ -116,13 +116,18 @@ def test_recurrence_on_projections(T: int) -> None:
 
     padded = [min(t, T - 1) for t in range(P)]
     x = torch.cat([k[padded], q[padded]])
-    scores, scale = x @ x.T, 1 / norm(x)[:, 0]
-    scale[P:] *= K**-0.5
-    keep, beta, u = expected.log_decay[0, :, 0].exp(), torch.sigmoid(b), list((state @ x.T).T)
+    norms = 1 / norm(x)[:, 0]
+    norms[P:] *= K**-0.5
+    total = torch.cumsum(expected.log_decay[0, :, 0][padded], 0)
+    scales = total.exp().repeat(2) * norms
+    strengths = torch.sigmoid(b)[padded] * norms[:P]
+    scores = (x[:P] @ x.T) * (total.repeat(2)[None] - total[:, None]).exp() * norms[None]
+    u = (state @ x.T).T * scales[:, None]
+    keys, queries = [v[t] - u[t] for t in range(T)], list(u[P : P + T])
     for t in range(T):
-        delta = (v[t] - u[t] * (keep[t] * scale[t])) * (beta[t] * scale[t])
-        for s in range(t, P):
-            u[s] = u[s] * keep[t] + delta * scores[t, s] if s > t else u[s]
-            u[P + s] = u[P + s] * keep[t] + delta * scores[t, P + s]
-        torch.testing.assert_close(u[P + t] * scale[P + t], expected.out[0, t, 0])
+        delta = keys[t] * strengths[t]
+        for s in range(t, T):
+            keys[s] = keys[s] - delta * scores[t, s] if s > t else keys[s]
+            queries[s] = queries[s] + delta * scores[t, P + s]
+        torch.testing.assert_close(queries[t], expected.out[0, t, 0])
         torch.testing.assert_close(delta * norm(k[t]), expected.deltas[0, t, 0])

@@ -29,19 +29,41 @@ def live_and_track(case: Case, ops, device: str, steps: int, **kwargs) -> Lifecy
     return life
 
 
-@settings(max_examples=12, **PROPERTY)
-@given(
-    fold=st.sampled_from(sorted(POLICIES)),
-    regime=st.sampled_from(["slow", "mixed", "fast"]),
-    window=st.integers(3, 9),
-    seed=st.integers(0, 2**16),
-)
-def test_any_phase(fold: str, regime: str, window: int, seed: int) -> None:
+PHASES = {
+    "regime": st.sampled_from(["slow", "mixed", "fast"]),
+    "window": st.integers(3, 9),
+    "seed": st.integers(0, 2**16),
+}
+
+
+def check_phases(steps: int, fold: str, **changes) -> None:
     """States at folds and tracked ones: a few fp32 roundings, where a record more or less would be off by far more."""
-    case = replace(SMALL, fold=fold, regime=regime, window=window, seed=seed)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    errors = live_and_track(case, TRITON, device, steps=8).errors()
+    life = live_and_track(replace(SMALL, fold=fold, **changes), TRITON, device, steps=steps)
+    life.fold()
+    errors = life.errors()
     assert errors.state <= (2.0**-5 if fold == "bf16" else 1e-6), errors
+
+
+@pytest.mark.parametrize("fold", POLICIES)
+@settings(max_examples=3, **PROPERTY)
+@given(**PHASES)
+def test_any_phase(fold: str, regime: str, window: int, seed: int) -> None:
+    check_phases(5, fold, regime=regime, window=window, seed=seed, requests=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fold", POLICIES)
+@settings(max_examples=10, **PROPERTY)
+@given(**PHASES)
+def test_any_phase_of_two_requests(fold: str, regime: str, window: int, seed: int) -> None:
+    check_phases(8, fold, regime=regime, window=window, seed=seed)
+
+
+@pytest.mark.parametrize("fold", POLICIES)
+def test_the_model_s_head(fold: str) -> None:
+    """K = V = 128."""
+    check_phases(3, fold, head_k_dim=128, head_v_dim=128, requests=1)
 
 
 @pytest.mark.parametrize("fold", POLICIES)

@@ -15,6 +15,7 @@ from sglang_replayssm.policies import POLICIES
 PROPERTY = {"deadline": None, "suppress_health_check": list(HealthCheck), "phases": [Phase.reuse, Phase.generate]}
 ACCURATE = ("fp32", "exact", "every-commit")  # fold policies whose only error is fp32 rounding
 EXACT = 1e-6  # a few fp32 roundings; a wrong formula, record or mask is off by far more
+BF16 = 2.0**-5  # the same of bf16
 
 
 def check(life: Lifecycle, tolerance: float = EXACT) -> None:
@@ -57,11 +58,20 @@ def live_through(life: Lifecycle, data, actions: int) -> None:
             life.step(T, accepted, commit=action == "step")
 
 
-@settings(max_examples=12, **PROPERTY)
+@settings(max_examples=6, **PROPERTY)
 @given(case=cases(), data=st.data())
 def test_any_life_cycle_equals_the_recurrence(case: Case, data) -> None:
     life = Lifecycle(case)
     live_through(life, data, actions=4)
+    check(life)
+
+
+@pytest.mark.slow
+@settings(max_examples=40, **PROPERTY)
+@given(case=cases(), data=st.data())
+def test_any_longer_life_cycle_equals_the_recurrence(case: Case, data) -> None:
+    life = Lifecycle(case)
+    live_through(life, data, actions=8)
     check(life)
 
 
@@ -74,11 +84,20 @@ def test_naive_is_exact_in_fp64(case: Case, data) -> None:
     check(life, tolerance=1e-13)
 
 
-@pytest.mark.parametrize("fold", POLICIES)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def dtypes_and_policies() -> list:
+    """bf16 with every policy, the other dtypes with a policy of each verify kernel; the rest is slow."""
+    quick = ("fp32", "every-commit")
+    return [
+        pytest.param(dtype, fold, marks=() if dtype == torch.bfloat16 or fold in quick else pytest.mark.slow)
+        for dtype in (torch.bfloat16, torch.float16, torch.float32)
+        for fold in POLICIES
+    ]
+
+
+@pytest.mark.parametrize(("dtype", "fold"), dtypes_and_policies(), ids=str)
 def test_kernel_equals_naive(dtype: torch.dtype, fold: str, device: str) -> None:
     """Every buffer: outputs, records, checkpoints, cursors; what is not written keeps its NaN."""
-    case = Case(dtype=dtype, window=5, num_k_heads=2, num_v_heads=4, fold=fold)
+    case = Case(dtype=dtype, window=5, num_k_heads=2, num_v_heads=4, requests=1, fold=fold)
     ours, plain = Lifecycle(case, device), Lifecycle(case, device, ops=NAIVE)
     # A bf16 rounding that falls on the other side moves all that follows.
     near = {"rtol": 1e-2, "atol": 1e-2} if fold == "bf16" else {"rtol": 1e-5, "atol": 1e-6}
@@ -89,7 +108,10 @@ def test_kernel_equals_naive(dtype: torch.dtype, fold: str, device: str) -> None
     for name, mine in ours.ring.tensors().items():
         # SGLang's log(1 + e^x), which the records of the raw inputs keep, is the less accurate softplus.
         close = {"rtol": 1e-3, "atol": 1e-6} if name == "gates" else near
-        torch.testing.assert_close(mine[:, rows], getattr(plain.ring, name)[:, rows], equal_nan=True, **close)
+        theirs = getattr(plain.ring, name)
+        if name == "g":  # high and low part: a high part that is rounded the other way has another low part
+            mine, theirs = (x.double().sum(-1) for x in (mine, theirs))
+        torch.testing.assert_close(mine[:, rows], theirs[:, rows], equal_nan=True, **close)
     torch.testing.assert_close(ours.state, plain.state, **near)
     assert torch.equal(ours.cursors.position, plain.cursors.position)
     assert torch.equal(ours.cursors.counters, plain.cursors.counters)
@@ -98,33 +120,36 @@ def test_kernel_equals_naive(dtype: torch.dtype, fold: str, device: str) -> None
 @pytest.mark.parametrize(
     "case",
     [
-        Case(head_k_dim=16, head_v_dim=256),
-        Case(head_k_dim=256, head_v_dim=16, dtype=torch.float16),
-        Case(head_k_dim=128, head_v_dim=64, dtype=torch.float32),
-        Case(num_v_heads=8, requests=1, padding=0),
-        Case(max_draft_tokens=16, window=64, requests=1),
-        Case(max_draft_tokens=1, window=1, requests=3),
-        Case(max_draft_tokens=7, window=33),
+        Case(head_k_dim=16, head_v_dim=256, window=8, requests=1),
+        Case(head_k_dim=256, head_v_dim=16, window=8, requests=1, dtype=torch.float16),
+        Case(head_k_dim=128, head_v_dim=64, window=8, requests=1, dtype=torch.float32),
+        Case(num_v_heads=8, window=8, requests=1, padding=0),
+        Case(max_draft_tokens=16, window=64, num_v_heads=1, requests=1),
+        Case(max_draft_tokens=1, window=1, num_v_heads=1, requests=3),
+        Case(max_draft_tokens=7, window=15, num_v_heads=1),
+        *(Case(head_k_dim=128, head_v_dim=128, window=8, requests=1, padding=0, fold=fold) for fold in POLICIES),
     ],
     ids=lambda case: (
         f"H{case.num_k_heads}-HV{case.num_v_heads}-K{case.head_k_dim}-V{case.head_v_dim}-"
-        f"T{case.max_draft_tokens}-W{case.window}-{str(case.dtype)[6:]}"
+        f"T{case.max_draft_tokens}-W{case.window}-{str(case.dtype)[6:]}-{case.fold}"
     ),
 )
 def test_shapes(case: Case, device: str) -> None:
+    """Three full windows: the third finds the ring full, but for that of 64 records."""
     life = Lifecycle(case, device)
-    for _ in range(4):
+    for _ in range(3):
         life.step(accepted=[case.max_draft_tokens] * (case.requests + case.padding))
+    assert life.folds or case.window == 64
     life.fold()
-    check(life)
+    check(life, tolerance=BF16 if case.fold == "bf16" else EXACT)
 
 
 def test_tiles_of_one_program(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop over tiles, which the interpreter's configuration does not use."""
     kernel = importlib.import_module("sglang_replayssm.kernels.verify.triton")
     monkeypatch.setattr(kernel, "choose_config", lambda *shape: kernel.Config(16, 2, 2, 2, None))
-    life = Lifecycle(Case(head_v_dim=64, requests=1), device)
-    for _ in range(7):
+    life = Lifecycle(Case(head_v_dim=64, window=8, num_v_heads=1, requests=1), device)
+    for _ in range(4):
         life.step(accepted=[4, 0])
     assert life.folds
     check(life)
@@ -150,7 +175,7 @@ def test_trap_2_row_and_slot_reuse(fold: str, device: str) -> None:
     life.step()
     life.step()
     life.restart(0)
-    for _ in range(3):
+    for _ in range(2):
         life.step()
     life.restart(1)
     life.step()
@@ -180,7 +205,7 @@ def test_trap_3_graph_capture_rows(fold: str, device: str) -> None:
     inputs, gates = life.inputs(4), (life.A_log, life.dt_bias)
     life.rows.zero_()
     life.slots.zero_()
-    for _ in range(6):
+    for _ in range(3):
         plan_window(life.cursors, life.rows, life.slots)
         out = verify(*inputs, *gates, life.state[0], life.ring.layer(0), life.cursors, 4)
         TRITON.commit(life.cursors, life.rows, torch.full_like(life.rows, 4))
@@ -201,7 +226,8 @@ def test_trap_4_idle_batch(fold: str, device: str) -> None:
 
 @pytest.mark.parametrize("accepted", [1, 2, 3])
 def test_trap_5_wrap_around_many_times(accepted: int, device: str) -> None:
-    life = Lifecycle(Case(max_draft_tokens=3, window=4, requests=1, padding=0), device)  # 7 records
+    case = Case(max_draft_tokens=3, window=4, num_v_heads=1, requests=1, padding=0)  # 7 records
+    life = Lifecycle(case, device)
     for _ in range(10):
         life.step(accepted=[accepted])
     assert life.folds >= 3
@@ -211,7 +237,7 @@ def test_trap_5_wrap_around_many_times(accepted: int, device: str) -> None:
 @pytest.mark.parametrize("fold", ACCURATE)
 def test_trap_6_draft_length_changes(fold: str, device: str) -> None:
     """Folding by the current T instead of T_max would lose tokens when T grows again."""
-    life = Lifecycle(Case(max_draft_tokens=4, window=6, requests=1, fold=fold), device)
+    life = Lifecycle(Case(max_draft_tokens=4, window=6, num_v_heads=1, requests=1, fold=fold), device)
     for T in (1, 2, 1, 4, 3, 1, 1, 4):
         life.step(T, accepted=[T, 0])
         assert int(life.cursors.position[:, 1].max()) <= life.spec.window
@@ -232,7 +258,7 @@ def test_commit_never_arrives(device: str) -> None:
 
 
 def test_fold_then_verify_equals_verify(device: str) -> None:
-    plain, folded = (Lifecycle(Case(), device) for _ in range(2))
+    plain, folded = (Lifecycle(Case(num_v_heads=1), device) for _ in range(2))
     for life in (plain, folded):
         life.step(accepted=[3, 2, 0])
     folded.fold()
@@ -242,7 +268,7 @@ def test_fold_then_verify_equals_verify(device: str) -> None:
 @pytest.mark.parametrize("fold", ACCURATE)
 def test_keys_and_queries_of_zeros(fold: str, device: str) -> None:
     life = Lifecycle(Case(requests=1, fold=fold), device)
-    for _ in range(3):
+    for _ in range(2):
         inputs = life.inputs(4)
         inputs[0].zero_()
         inputs[1].zero_()
@@ -265,7 +291,7 @@ def test_extreme_gates(fold: str, device: str) -> None:
 
 def test_slow_decay_after_fast_keeps_its_digits(device: str) -> None:
     """Accumulated log-decay is a pair: next to -50, fp32 alone would round away what slow tokens add."""
-    life = Lifecycle(Case(window=16, requests=1, padding=0, dtype=torch.float32), device)
+    life = Lifecycle(Case(window=16, num_v_heads=1, requests=1, padding=0, dtype=torch.float32), device)
     life.A_log.zero_()
     life.dt_bias.zero_()
     gates = [50.0, *[-11.0 - t for t in range(11)]]  # g = -50, then -2e-5 down to -3e-10

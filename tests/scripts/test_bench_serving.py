@@ -24,7 +24,7 @@ KV = "KV Cache is allocated. dtype: torch.bfloat16, #tokens: 1000, K size: 0.50 
 MAMBA = "Mamba Cache is allocated. max_mamba_cache_size: 9, conv_state size: 0.10GB, ssm_state size: 0.90GB "
 STOCK = KV + MAMBA + "intermediate_ssm_state_cache size: 3.60GB intermediate_conv_window_cache size: 0.40GB \n"
 RING = (
-    KV + MAMBA + "\nGDN ReplaySSM ring allocated: ring 0.150 GiB (10 rows x 1.0 MiB, 20 records), "
+    KV + MAMBA + "\nGDN ReplaySSM ring allocated (fold=fp32): ring 0.150 GiB (10 rows x 1.0 MiB, 20 records), "
     "conv windows 0.050 GiB, state 1.000 GiB (10 slots x 1 MiB); stock's snapshots would take 4.000 GiB\n"
 )
 

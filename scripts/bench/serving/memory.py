@@ -35,7 +35,9 @@ def parse(log: str) -> Pools:
     if not stock:
         raise ValueError("no line about the mamba cache in the server's log")
     requests, state = int(stock[1]), float(stock[2]) + float(stock[3])
-    ring = re.search(rf"ring allocated: ring {NUMBER} GiB .*?conv windows {NUMBER} GiB, state {NUMBER} GiB", log)
+    ring = re.search(
+        rf"ring allocated \(fold=\S+\): ring {NUMBER} GiB .*?conv windows {NUMBER} GiB, state {NUMBER} GiB", log
+    )
     if ring:
         scratch, state = float(ring[1]) + float(ring[2]), float(ring[3])
     else:

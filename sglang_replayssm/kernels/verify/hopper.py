@@ -13,8 +13,10 @@ and the gated delta rule then runs on the columns of U. What differs is how the 
   and the accumulator fragment of the fold, once the columns of a chunk of K are renamed (see `_fragment_order`). K is
   summed over, so any order will do as long as both operands use it.
 * S is split without error into three bf16 parts, and the products with raw bf16 keys and queries are exact. The tensor
-  cores truncate when they add, so they add few products, and sums of these are rounded (see `_product`).
-* Warps share nothing but the loads' cache lines: each computes the scores it needs, so that a program has few barriers.
+  cores truncate when they add, so they add few products, and sums of these are rounded (see `_products`).
+* What multiplies whole rows of V is a pair of floats until it is rounded, once: nothing averages its errors out. Warps
+  share the scores with the history and hand them over as operands; the window's own scores become coefficients one a
+  lane (see `_coefficients`). Two barriers pass all of it on.
 * A fold updates S where it lies in shared memory, and the copy engine writes it back.
 
 All layouts assume the fragments of mma.sync m16n8k16 and m16n8k8 (PTX ISA, "Matrix fragments for mma.m16n8k16"): lane
@@ -42,9 +44,14 @@ from ..primitives import (
     PLAN_FOLD,
     PLAN_ROW,
     PLAN_SLOT,
-    inverse_root,
-    softplus,
+    exp_pair,
+    inverse_root_pair,
+    log_decay,
+    sigmoid_pair,
     split_fp32,
+    split_pair,
+    times,
+    times_rounded,
     two_sum,
     wrap,
 )
@@ -156,12 +163,15 @@ def _state_layout(columns, warps):
 
 
 @gluon.constexpr_function
-def _keys_layout(rows, warps):
-    """[rows, K] of keys or queries, all in each warp: lane (g, c) has columns 8c .. 8c+7 of every 32, rows g + 8i."""
+def _keys_layout(rows, warps, shares):
+    """[rows, K] of keys or queries: lane (g, c) has columns 8c .. 8c+7 of every 32, of rows g + 8i.
+
+    i is dealt out to `shares` warps (1: all rows are in each warp).
+    """
     return gl.DistributedLinearLayout(
-        reg_bases=[[0, 1], [0, 2], [0, 4], [0, 32], [0, 64], *_doublings(8, rows)],
+        reg_bases=[[0, 1], [0, 2], [0, 4], [0, 32], [0, 64], *_doublings(8 * shares, rows)],
         lane_bases=[[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]],
-        warp_bases=_nothing(_log2(warps)),
+        warp_bases=[*_doublings(8, 8 * shares), *_nothing(_log2(warps // shares))],
         block_bases=[],
         shape=[rows, 128],
     )
@@ -185,14 +195,30 @@ def _rows_layout(rows, columns, warps):
 
 
 @gluon.constexpr_function
-def _tokens_layout(tokens, warps):
-    """[tokens] with a token a lane."""
+def _scores_layout(rows, columns, warps, shares):
+    """[rows, columns] of an accumulator: rows is 16, or 8 of which the other half is dropped.
+
+    Tiles of 8 columns are dealt out to `shares` warps, as in `_keys_layout`.
+    """
     return gl.DistributedLinearLayout(
-        reg_bases=[],
-        lane_bases=[*_doublings(1, tokens, rank=1), *_nothing(5 - _log2(tokens), rank=1)],
-        warp_bases=_nothing(_log2(warps), rank=1),
+        reg_bases=[[0, 1], *_doublings(8, rows), *_doublings(8 * shares, columns, axis=1)],
+        lane_bases=[[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]],
+        warp_bases=[*_doublings(8, 8 * shares, axis=1), *_nothing(_log2(warps // shares))],
         block_bases=[],
-        shape=[tokens],
+        shape=[rows, columns],
+    )
+
+
+@gluon.constexpr_function
+def _pairs_layout(columns, warps):
+    """[columns, columns], all in each warp: a column a lane, with as many lanes a column as there are."""
+    lanes = 32 // columns
+    return gl.DistributedLinearLayout(
+        reg_bases=_doublings(lanes, columns),
+        lane_bases=[*_doublings(1, columns, axis=1), *_doublings(1, lanes)],
+        warp_bases=_nothing(_log2(warps)),
+        block_bases=[],
+        shape=[columns, columns],
     )
 
 
@@ -235,8 +261,8 @@ def _memory_order(x):
 
 
 @gluon.jit
-def _product(x, y, MMA: gl.constexpr):
-    """x y of bf16 operand fragments, summed in fp32: 32 of K by the tensor core, the rest by rounded additions.
+def _products(x, y, MMA: gl.constexpr):
+    """x y of bf16 operand fragments as a tuple of fp32 products over 32 of K each (or all 16), whose sum it is.
 
     A tensor core truncates when it adds to an accumulator. In a sum of many terms of one sign, such as |k|^2 or S k
     where S has seen k, these errors all point the same way: 128 terms in one accumulator are off by up to 5 times what
@@ -246,18 +272,37 @@ def _product(x, y, MMA: gl.constexpr):
     CHUNKS: gl.constexpr = x.shape[1] // BLOCK
     x = _chunks(x, CHUNKS)
     y = _chunks(y.permute([1, 0]), CHUNKS)
-    total = gl.zeros([x[0].shape[0], y[0].shape[0]], gl.float32, MMA)
-    zero = total
+    zero = gl.zeros([x[0].shape[0], y[0].shape[0]], gl.float32, MMA)
+    products = ()
     for i in gl.static_range(CHUNKS):
         x_i = gl.convert_layout(x[i], gl.DotOperandLayout(0, MMA, 2), assert_trivial=True)
         y_i = gl.convert_layout(y[i].permute([1, 0]), gl.DotOperandLayout(1, MMA, 2), assert_trivial=True)
-        total += mma_v2(x_i, y_i, zero)
-    return total
+        products += (mma_v2(x_i, y_i, zero),)
+    return products
+
+
+@gluon.jit
+def _scores(x, y, SCORES: gl.constexpr, MMA: gl.constexpr):
+    """x y of bf16 operand fragments as a pair, high + low, in layout SCORES; its rows are the first of x."""
+    ROWS: gl.constexpr = SCORES.shape[0]
+    products = _products(x, y, MMA)
+    sums = ()
+    for i in gl.static_range(len(products)):
+        product = products[i]
+        if ROWS == 8:
+            product, _unused = gl.split(product.reshape([2, 8, y.shape[1]]).permute([1, 2, 0]))
+        sums += (gl.convert_layout(product, SCORES, assert_trivial=True),)
+    high = sums[0]
+    low = gl.zeros_like(high)
+    for i in gl.static_range(1, len(sums)):
+        high, error = two_sum(high, sums[i])
+        low += error
+    return high, low
 
 
 @gluon.jit
 def _project(s, x, boundary, MMA: gl.constexpr):
-    """s x, fp32 [rows, K] in fragment order times bf16 [K, columns], summed as in `_product`.
+    """s x, fp32 [rows, K] in fragment order times bf16 [K, columns], summed as in `_products`.
 
     32 of K at a time, with a `boundary` between: at more at once the compiler spills registers.
     """
@@ -281,13 +326,16 @@ def _project(s, x, boundary, MMA: gl.constexpr):
 
 @gluon.jit
 def _product_fp32(x, y, MMA: gl.constexpr):
-    """x y of fp32 operand fragments, given as their bf16 parts; what is left out is below 2^-23 of the largest term."""
-    x_high, x_middle, x_low = x
-    y_high, y_middle, y_low = y
-    zero = gl.zeros([x_high.shape[0], y_high.shape[1]], gl.float32, MMA)
-    small = mma_v2(x_middle, y_middle, mma_v2(x_high, y_low, mma_v2(x_low, y_high, zero)))
-    small = mma_v2(x_high, y_middle, mma_v2(x_middle, y_high, small))
-    return _product(x_high, y_high, MMA) + small
+    """x y of fp32 operand fragments, given as their bf16 parts; what is left out is below 2^-25 of the largest term."""
+    x_first, x_second, x_third = x
+    y_first, y_second, y_third = y
+    zero = gl.zeros([x_first.shape[0], y_first.shape[1]], gl.float32, MMA)
+    total = mma_v2(x_second, y_second, mma_v2(x_first, y_third, mma_v2(x_third, y_first, zero)))
+    total = mma_v2(x_first, y_second, mma_v2(x_second, y_first, total))
+    products = _products(x_first, y_first, MMA)
+    for i in gl.static_range(len(products)):
+        total += products[i]
+    return total
 
 
 # ----------------------------------------------------------------------------------------------- tuples of registers
@@ -368,9 +416,9 @@ def _load_window(
     T: gl.constexpr,
     P: gl.constexpr,
     X: gl.constexpr,
-    TOKEN: gl.constexpr,
+    COLUMN: gl.constexpr,
 ):
-    """Window of one head: raw [k_1 .. k_P, q_1 .. q_P] in layout X, a tuple of T [v], and a and b by token.
+    """Window of one head: raw [k_1 .. k_P, q_1 .. q_P] in layout X, a tuple of T [v], and a and b by column.
 
     Tokens beyond T repeat the last one (a masked dimension of an MMA operand is asking for trouble); nobody reads them.
     """
@@ -378,7 +426,7 @@ def _load_window(
     token = gl.minimum(column % P, T - 1)
     pointer = gl.where((column < P)[:, None], k + (token * k_stride)[:, None], q + (token * q_stride)[:, None])
     x = gl.load(pointer + gl.arange(0, DIM, layout=gl.SliceLayout(0, X))[None, :])
-    token = gl.minimum(gl.arange(0, P, layout=TOKEN), T - 1)
+    token = gl.minimum(gl.arange(0, 2 * P, layout=COLUMN) % P, T - 1)
     a_t = gl.load(a + token * a_stride)
     b_t = gl.load(b + token * b_stride)
     values = ()
@@ -388,10 +436,9 @@ def _load_window(
 
 
 @gluon.jit
-def _load_history_keys(ring_k, base, count, R: gl.constexpr, HISTORY: gl.constexpr, num_warps: gl.constexpr):
+def _load_history_keys(ring_k, base, count, R: gl.constexpr, KEYS: gl.constexpr):
     """[HISTORY, K] raw keys of the committed records in fragment order, zero where there is none."""
-    KEYS: gl.constexpr = _keys_layout(HISTORY, num_warps)
-    j = gl.arange(0, HISTORY, layout=gl.SliceLayout(1, KEYS))
+    j = gl.arange(0, KEYS.shape[0], layout=gl.SliceLayout(1, KEYS))
     record = ring_k + wrap(base + j, R)[:, None] * DIM + gl.arange(0, DIM, layout=gl.SliceLayout(0, KEYS))[None, :]
     return _fragment_order(gl.load(record, mask=(j < count)[:, None], other=0.0))
 
@@ -433,7 +480,7 @@ def _fold_tiles(
     arrived,
     x,
     d,
-    weight,
+    weights,
     keys,
     decay,
     state,
@@ -447,7 +494,7 @@ def _fold_tiles(
 
     Args:
         tiles, arrived, x: as in `_project_tiles`.
-        d: tuple of TILES [rows, HISTORY]; weight: [HISTORY]; keys: shared [HISTORY, K] in fragment order.
+        d: tuple of TILES [rows, HISTORY]; weights: shared [HISTORY]; keys: shared [HISTORY, K] in fragment order.
 
     Returns:
         S X, of S before the fold.
@@ -457,7 +504,7 @@ def _fold_tiles(
     ROWS: gl.constexpr = tiles[0].shape[0]
     HALF: gl.constexpr = DIM // 2  # of the columns at a time, to save registers
     LAYOUT: gl.constexpr = _state_layout(HALF, num_warps)
-    weight = gl.convert_layout(weight, gl.SliceLayout(0, LEFT), assert_trivial=True)[None, :]
+    weight = weights.load(gl.SliceLayout(0, LEFT))[None, :]
     x_halves = gl.split(x.reshape([2, HALF, x.shape[1]]).permute([1, 2, 0]))
     projected = ()
     for i in gl.static_range(TILES):
@@ -481,41 +528,86 @@ def _fold_tiles(
 
 
 @gluon.jit
-def _solve(u, v, scores, norms, gates, COLUMNS: gl.constexpr, T: gl.constexpr, num_warps: gl.constexpr):
+def _coefficients(own_high, own_low, g, b_t, scores, scales, strengths, PAIRS: gl.constexpr):
+    """What multiplies rows of V in `_solve`, to shared memory: formed as pairs, one a lane, and rounded once.
+
+    Args:
+        own_high, own_low: [COLUMNS, COLUMNS] in layout PAIRS, x_i . x_j of the raw columns.
+        g: tuple of P scalars, the tokens' log-decays.
+        b_t: [COLUMNS], what beta is the sigmoid of.
+        scores, scales, strengths: shared; see `_solve`.
+    """
+    COLUMNS: gl.constexpr = own_high.shape[1]
+    P: gl.constexpr = COLUMNS // 2
+    r = gl.arange(0, COLUMNS, layout=gl.SliceLayout(1, PAIRS))
+    c = gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, PAIRS))
+    diagonal = r[:, None] == c[None, :]
+    squares, rest = two_sum(gl.where(diagonal, own_high, 0.0).sum(0), NORM_EPSILON)
+    rest += gl.where(diagonal, own_low, 0.0).sum(0)
+    for_query = gl.where(c < P, 1.0, DIM * 1.0)  # K^-1/2
+    norm_high, norm_low = inverse_root_pair(squares * for_query, rest * for_query)
+
+    # Γ_t, and Γ_t - Γ_s as a sum of its own: a difference would lose digits. Rows behind P - 1 are not needed.
+    own_high, _unused = gl.split(own_high.reshape([2, P, COLUMNS]).permute([1, 2, 0]))
+    own_low, _unused = gl.split(own_low.reshape([2, P, COLUMNS]).permute([1, 2, 0]))
+    HALF: gl.constexpr = own_high.type.layout
+    s = gl.arange(0, P, layout=gl.SliceLayout(1, HALF))[:, None]
+    t = (gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, HALF)) % P)[None, :]
+    total = gl.zeros([COLUMNS], gl.float32, gl.SliceLayout(0, PAIRS)) + g[0]
+    between = gl.zeros([P, COLUMNS], gl.float32, HALF)
+    for i in gl.static_range(1, P):
+        total += gl.where(c % P >= i, g[i], 0.0)
+        between += gl.where((s < i) & (t >= i), g[i], 0.0)
+
+    keep_high, keep_low = exp_pair(total, 0.0)
+    scales.store(times_rounded(keep_high, keep_low, norm_high, norm_low))
+    beta_high, beta_low = sigmoid_pair(b_t.to(gl.float32))
+    strengths.store(times_rounded(beta_high, beta_low, norm_high, norm_low))
+    keep_high, keep_low = exp_pair(between, 0.0)
+    own_high, own_low = times(own_high, own_low, keep_high, keep_low)
+    norm_high = gl.convert_layout(norm_high, gl.SliceLayout(0, HALF), assert_trivial=True)[None, :]
+    norm_low = gl.convert_layout(norm_low, gl.SliceLayout(0, HALF), assert_trivial=True)[None, :]
+    scores.store(times_rounded(own_high, own_low, norm_high, norm_low))
+
+
+@gluon.jit
+def _solve(u, v, scores, scales, strengths, COLUMNS: gl.constexpr, T: gl.constexpr, num_warps: gl.constexpr):
     """The gated delta rule on the columns of U, token by token.
 
     Args:
         u: tuple of COLUMNS vectors over V, the projections of S_n on raw keys (first half) and queries.
         v: tuple of T vectors over V.
-        scores: shared [16, COLUMNS], x_i . x_j of the raw columns.
-        norms: shared [COLUMNS], 1 / |k_t| and K^-1/2 / |q_t|.
-        gates: shared [4, COLUMNS / 2], rows e^{g_t}, beta_t, g_t.
+        scores: shared [P, COLUMNS], what d'_s adds to each column: e^{Γ_t - Γ_s} (k_s . x_t) / |x_t|.
+        scales: shared [COLUMNS], e^{Γ_t} / |x_t|; K^-1/2 is part of a query's 1 / |x_t|.
+        strengths: shared [COLUMNS], of which the first half is beta_t / |k_t|.
 
     Returns:
-        tuples of T vectors: outputs o_t, and d_t / |k_t|.
+        tuples of T vectors: outputs o_t, and d'_t = d_t / |k_t|.
     """
     P: gl.constexpr = COLUMNS // 2
-    scale = _scalars(norms.load(gl.SliceLayout(0, _uniform_layout(COLUMNS, num_warps)))[None, :], COLUMNS)
-    keep = _scalars(gates.index(0).load(gl.SliceLayout(0, _uniform_layout(P, num_warps)))[None, :], P)
-    beta = _scalars(gates.index(1).load(gl.SliceLayout(0, _uniform_layout(P, num_warps)))[None, :], P)
-    on_keys = u[:P]
-    on_queries = u[P:]
+    UNIFORM: gl.constexpr = gl.SliceLayout(0, _uniform_layout(COLUMNS, num_warps))
+    scale = _scalars(scales.load(UNIFORM)[None, :], COLUMNS)
+    strength = _scalars(strengths.load(UNIFORM)[None, :], COLUMNS)
+    keys, queries = (), ()
+    for t in gl.static_range(T):
+        keys += (v[t].to(gl.float32) - u[t] * scale[t],)
+        queries += (u[P + t] * scale[P + t],)
     outputs, deltas = (), ()
     for t in gl.static_range(T):
         score = _scalars(scores.slice(t, 1).load(_uniform_layout(COLUMNS, num_warps)), COLUMNS)
-        delta = (v[t].to(gl.float32) - on_keys[t] * (keep[t] * scale[t])) * (beta[t] * scale[t])
+        delta = keys[t] * strength[t]
         next_keys, next_queries = (), ()
-        for s in gl.static_range(P):
+        for s in gl.static_range(T):
             if s > t:
-                next_keys += (on_keys[s] * keep[t] + delta * score[s],)
+                next_keys += (keys[s] - delta * score[s],)
             else:
-                next_keys += (on_keys[s],)
+                next_keys += (keys[s],)
             if s >= t:
-                next_queries += (on_queries[s] * keep[t] + delta * score[P + s],)
+                next_queries += (queries[s] + delta * score[P + s],)
             else:
-                next_queries += (on_queries[s],)
-        on_keys, on_queries = next_keys, next_queries
-        outputs += (on_queries[t] * scale[P + t],)
+                next_queries += (queries[s],)
+        keys, queries = next_keys, next_queries
+        outputs += (queries[t],)
         deltas += (delta,)
     return outputs, deltas
 
@@ -560,9 +652,16 @@ def _verify_hopper(
     RIGHT: gl.constexpr = gl.DotOperandLayout(1, MMA, 2)
     BY_ROW: gl.constexpr = _rows_layout(BLOCK_V, COLUMNS, num_warps)
     ROW: gl.constexpr = gl.SliceLayout(1, BY_ROW)
-    X: gl.constexpr = _keys_layout(COLUMNS, num_warps)
-    TOKEN: gl.constexpr = _tokens_layout(P, num_warps)
+    X: gl.constexpr = _keys_layout(COLUMNS, num_warps, 1)
+    # Of the history's records, each warp has its share.
+    SHARES: gl.constexpr = min(num_warps, HISTORY // 8)
+    SHARED: gl.constexpr = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[1, num_warps], instr_shape=[16, 8])
+    KEYS: gl.constexpr = _keys_layout(HISTORY, num_warps, SHARES)
+    PAST: gl.constexpr = _scores_layout(COLUMNS, HISTORY, num_warps, SHARES)
+    PAIRS: gl.constexpr = _pairs_layout(COLUMNS, num_warps)
+    COLUMN: gl.constexpr = gl.SliceLayout(0, PAIRS)
     KEYS_MEMORY: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, order=[1, 0])
+    PAST_MEMORY: gl.constexpr = gl.SwizzledSharedLayout(8, 64 // HISTORY, HISTORY // 8, order=[1, 0])
     FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
     q_stride, k_stride, v_stride, a_stride, b_stride, out_stride, slot_rows = strides
 
@@ -594,7 +693,7 @@ def _verify_hopper(
     rows = gl.arange(0, BLOCK_V, layout=ROW)
     if not PDL:
         raw, values, a_t, b_t = _load_window(
-            q, k, v, a, b, rows, q_stride, k_stride, v_stride, a_stride, b_stride, T, P, X, TOKEN
+            q, k, v, a, b, rows, q_stride, k_stride, v_stride, a_stride, b_stride, T, P, X, COLUMN
         )
     A_log_hv = gl.load(A_log + hv)
     dt_bias_hv = gl.load(dt_bias + hv)
@@ -609,9 +708,9 @@ def _verify_hopper(
     first_row = slot * slot_rows + hv * DIM + first_v
     _fetch_state(state, first_row, slot >= 0, tiles, arrived, ROWS, TILES)
     _schedule_boundary(boundary)
-    keys = _load_history_keys(ring_k, base, count, R, HISTORY, num_warps)
+    keys = _load_history_keys(ring_k, base, count, R, KEYS)
     d = _load_history_deltas(ring_d, base, count, R, HISTORY, ROWS, TILES, LEFT)
-    j = gl.arange(0, HISTORY, layout=gl.SliceLayout(0, MMA))
+    j = gl.arange(0, HISTORY, layout=gl.SliceLayout(0, PAST))
     decays = ring_g + 2 * wrap(base + j, R)
     decay_high = gl.load(decays, mask=j < count, other=0.0)
     decay_low = gl.load(decays + 1, mask=j < count, other=0.0)
@@ -622,7 +721,7 @@ def _verify_hopper(
         gdc_wait()
         gdc_launch_dependents()
         raw, values, a_t, b_t = _load_window(
-            q, k, v, a, b, rows, q_stride, k_stride, v_stride, a_stride, b_stride, T, P, X, TOKEN
+            q, k, v, a, b, rows, q_stride, k_stride, v_stride, a_stride, b_stride, T, P, X, COLUMN
         )
     _schedule_boundary(boundary)
 
@@ -634,14 +733,6 @@ def _verify_hopper(
                 gl.store(out_fp32 + t * (HV * DIM) + rows, zero)
         return
 
-    token = gl.arange(0, P, layout=TOKEN)
-    g = -gl.exp(A_log_hv.to(gl.float32)) * softplus(a_t.to(gl.float32) + dt_bias_hv.to(gl.float32))
-    beta = 1.0 / (1.0 + gl.exp(-b_t.to(gl.float32)))
-    gates = gl.allocate_shared_memory(gl.float32, [4, P], FLAT)
-    gates.index(0).store(gl.exp(g))
-    gates.index(1).store(beta)
-    gates.index(2).store(g)
-
     # Scores of the window with itself and with the history: raw products, 16 rows an MMA.
     x = _fragment_order(raw)
     x_left = x
@@ -649,27 +740,41 @@ def _verify_hopper(
         x_left = gl.join(x, gl.zeros_like(x)).permute([2, 0, 1]).reshape([16, DIM])
     x_left = gl.convert_layout(x_left, LEFT, assert_trivial=True)
     x = gl.convert_layout(x.permute([1, 0]), RIGHT, assert_trivial=True)
-    own = _product(x_left, x, MMA)
-    keys_right = gl.convert_layout(keys.permute([1, 0]), RIGHT, assert_trivial=True)
-    past = _product(x_left, keys_right, MMA)
-    scores = gl.allocate_shared_memory(gl.float32, [16, COLUMNS], gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0]), own)
-    r = gl.arange(0, 16, layout=gl.SliceLayout(1, MMA))
-    c = gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, MMA))
-    squares = gl.where(r[:, None] == c[None, :], own, 0.0).sum(0)
-    scale = inverse_root(squares + NORM_EPSILON) * gl.where(c < P, 1.0, DIM**-0.5)
-    norms = gl.allocate_shared_memory(gl.float32, [COLUMNS], FLAT, scale)
+    own_high, own_low = _scores(x_left, x, _scores_layout(COLUMNS, COLUMNS, num_warps, 1), MMA)
+    MATRIX: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0])
+    pair_high = gl.allocate_shared_memory(gl.float32, [COLUMNS, COLUMNS], MATRIX, own_high)
+    pair_low = gl.allocate_shared_memory(gl.float32, [COLUMNS, COLUMNS], MATRIX, own_low)
+    g = log_decay(A_log_hv.to(gl.float32), a_t.to(gl.float32) + dt_bias_hv.to(gl.float32))
+    gates = gl.allocate_shared_memory(gl.float32, [COLUMNS], FLAT, g)
 
     # History's share of U: d' times the weighted scores.
-    decay = gl.exp(total_high) * (1.0 + total_low)
-    weight = gl.where(j < count, gl.exp((total_high - decay_high) + (total_low - decay_low)), 0.0)
-    past = past * weight[None, :]
-    if COLUMNS == 8:
-        past, _unused = gl.split(past.reshape([2, 8, HISTORY]).permute([1, 2, 0]))
-    past = gl.convert_layout(past.permute([1, 0]), RIGHT, assert_trivial=True)
-    past = split_fp32(past)
+    live = j < count
+    between, rest = two_sum(total_high, -decay_high)
+    weight_high, weight_low = exp_pair(between, rest + (total_low - decay_low))
+    weight_high = gl.where(live, weight_high, 0.0)
+    weight_low = gl.where(live, weight_low, 0.0)
+    weights = gl.allocate_shared_memory(gl.float32, [HISTORY], FLAT, weight_high + weight_low)
+    shared_left = gl.convert_layout(x_left, gl.DotOperandLayout(0, SHARED, 2), assert_trivial=True)
+    shared_keys = gl.convert_layout(keys.permute([1, 0]), gl.DotOperandLayout(1, SHARED, 2), assert_trivial=True)
+    past_high, past_low = _scores(shared_left, shared_keys, PAST, SHARED)
+    past_high, past_low = times(past_high, past_low, weight_high[None, :], weight_low[None, :])
+    parts = [
+        gl.allocate_shared_memory(gl.bfloat16, [COLUMNS, HISTORY], PAST_MEMORY, x_part)
+        for x_part in split_pair(past_high, past_low)
+    ]
+    past = [x_part.permute([1, 0]).load(RIGHT) for x_part in parts]
     history = ()
     for i in gl.static_range(TILES):
-        history += (_product_fp32(split_fp32(d[i]), past, MMA),)
+        history += (_product_fp32(split_pair(d[i], 0.0), past, MMA),)
+
+    # All that multiplies rows of V in the window.
+    each_g = _scalars(gates.load(gl.SliceLayout(0, _uniform_layout(COLUMNS, num_warps)))[None, :], COLUMNS)
+    scores = gl.allocate_shared_memory(gl.float32, [P, COLUMNS], MATRIX)
+    scales = gl.allocate_shared_memory(gl.float32, [COLUMNS], FLAT)
+    strengths = gl.allocate_shared_memory(gl.float32, [COLUMNS], FLAT)
+    _coefficients(pair_high.load(PAIRS), pair_low.load(PAIRS), each_g, b_t, scores, scales, strengths, PAIRS)
+    decay_high, decay_low = exp_pair(total_high, total_low)
+    decay = decay_high + decay_low
 
     # New records: keys and log-decays, each by one program.
     first = base + count
@@ -679,22 +784,22 @@ def _verify_hopper(
             new_key = ring_k + wrap(first + column, R)[:, None] * DIM
             new_key += gl.arange(0, DIM, layout=gl.SliceLayout(0, X))[None, :]
             gl.store(new_key, raw, mask=(column < T)[:, None])
-        each_g = _scalars(gates.index(2).load(gl.SliceLayout(0, _uniform_layout(P, num_warps)))[None, :], P)
-        high = gl.zeros([P], gl.float32, TOKEN) + gl.where(fold, 0.0, total_high)
-        low = gl.zeros([P], gl.float32, TOKEN) + gl.where(fold, 0.0, total_low)
+        column = gl.arange(0, COLUMNS, layout=COLUMN)
+        high = gl.zeros([COLUMNS], gl.float32, COLUMN) + gl.where(fold, 0.0, total_high)
+        low = gl.zeros([COLUMNS], gl.float32, COLUMN) + gl.where(fold, 0.0, total_low)
         for t in gl.static_range(T):
-            high, error = two_sum(high, gl.where(token >= t, each_g[t], 0.0))
+            high, error = two_sum(high, gl.where(column >= t, each_g[t], 0.0))
             low += error
-        new_g = ring_g + 2 * wrap(first + token, R)
-        gl.store(new_g, high, mask=token < T)
-        gl.store(new_g + 1, low, mask=token < T)
+        new_g = ring_g + 2 * wrap(first + column, R)
+        gl.store(new_g, high, mask=column < T)
+        gl.store(new_g + 1, low, mask=column < T)
 
     # S arrives.
     if FOLD_EARLY:
         if fold:
             fold_keys = gl.allocate_shared_memory(gl.bfloat16, [HISTORY, DIM], KEYS_MEMORY, keys)
             projected = _fold_tiles(
-                tiles, arrived, x, d, weight, fold_keys, decay, state, first_row, boundary, TILES, MMA, num_warps
+                tiles, arrived, x, d, weights, fold_keys, decay, state, first_row, boundary, TILES, MMA, num_warps
             )
         else:
             projected = _project_tiles(tiles, arrived, x, boundary, TILES, MMA, num_warps)
@@ -707,7 +812,7 @@ def _verify_hopper(
         u += (projected[i] * decay + history[i],)
     u = gl.convert_layout(_stack(u, ROWS, COLUMNS, TILES), BY_ROW)
     u = [gl.convert_layout(column_of_u, ROW, assert_trivial=True) for column_of_u in _columns(u, BLOCK_V, COLUMNS)]
-    outputs, deltas = _solve(u, values, scores, norms, gates, COLUMNS, T, num_warps)
+    outputs, deltas = _solve(u, values, scores, scales, strengths, COLUMNS, T, num_warps)
     for t in gl.static_range(T):
         gl.store(out + t * out_stride + rows, outputs[t].to(gl.bfloat16))
         if out_fp32 is not None:
@@ -717,11 +822,11 @@ def _verify_hopper(
     if not FOLD_EARLY:  # noqa: SIM102 - decided at compile time, unlike what follows
         if fold:
             # Read the history again rather than keep it all along: few rows fold, and the caches have it.
-            keys = _load_history_keys(ring_k, base, count, R, HISTORY, num_warps)
+            keys = _load_history_keys(ring_k, base, count, R, KEYS)
             d = _load_history_deltas(ring_d, base, count, R, HISTORY, ROWS, TILES, LEFT)
             fold_keys = gl.allocate_shared_memory(gl.bfloat16, [HISTORY, DIM], KEYS_MEMORY, keys)
             _fold_tiles(
-                tiles, arrived, x, d, weight, fold_keys, decay, state, first_row, boundary, TILES, MMA, num_warps
+                tiles, arrived, x, d, weights, fold_keys, decay, state, first_row, boundary, TILES, MMA, num_warps
             )
     if fold:
         tma.store_wait(0)

@@ -135,6 +135,7 @@ def _verify(
     COLUMNS: tl.constexpr = 2 * BLOCK_T
     WINDOW: tl.constexpr = COLUMNS if COLUMNS > 16 else 16  # rows of the window's score tile: an MMA has 16
     IEEE: tl.constexpr = q.dtype.element_ty == tl.float32
+    PARTS: tl.constexpr = K // 128 if K > 128 else 1
     BF16: tl.constexpr = ring_d.dtype.element_ty == tl.bfloat16  # factors: rounded, of normalised keys
 
     part = tl.program_id(0)
@@ -246,7 +247,7 @@ def _verify(
         vs = (part * TILES + i) * BLOCK_V + tl.arange(0, BLOCK_V)
         s = tl.load(state + vs[:, None] * K + tl.arange(0, K)[None, :])
         d = load_deltas(ring_d, at, live, vs, V)
-        u = (dot_exact(s, x_t) * decay + dot_fp32(d, history_scores, IEEE)) * x_scale[None, :]
+        u = (dot_exact(s, x_t, PARTS) * decay + dot_fp32(d, history_scores, IEEE)) * x_scale[None, :]
         new_d = tl.zeros([BLOCK_V, COLUMNS], tl.float32)
         for t in tl.static_range(T):
             u *= tl.where(column_token >= t, keep[t], 1.0)[None, :]

@@ -1,21 +1,34 @@
+"""Where two greedy runs may differ."""
+
 from __future__ import annotations
 
 import math
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
-from engine_harness import Output
-from near_ties import Difference, bf16_ulp, first_differences
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[2] / "scripts")]
+
+from evaluation.near_ties import Difference, bf16_ulp, first_difference, first_differences  # noqa: E402
 
 
 def run(tokens, candidates=(), probe=()):
-    return Output(tokens=tokens, finish_reason="length", candidates=list(candidates), probe=list(probe))
+    return SimpleNamespace(tokens=tokens, candidates=list(candidates), probe=list(probe))
 
 
 @pytest.mark.parametrize(("x", "ulp"), [(1.0, 2**-7), (1.99, 2**-7), (4.0, 2**-5), (100.0, 0.5), (128.0, 1.0)])
 def test_bf16_ulp(x, ulp):
     assert bf16_ulp(x) == ulp
     assert torch.tensor(x + ulp / 4).bfloat16() == torch.tensor(x).bfloat16()
+
+
+def test_first_difference():
+    assert first_difference([1, 2], [1, 2]) is None
+    assert first_difference([1, 2], [1, 3]) == first_difference([1], [1, 2]) == 1
+    assert first_difference([], [4]) == 0
 
 
 def test_equal_runs_have_no_difference():

@@ -8,7 +8,7 @@ seen where stock differs from stock, or TIE_ULPS units in the last place of the 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 FLIP_FACTOR = 4.0
@@ -39,21 +39,35 @@ def first_differences(reference: Iterable, other: Iterable) -> list[Difference]:
     """Compare runs of the same prompts.
 
     Args:
-        reference, other: `Output`s in prompt order. The reference's carry `candidates`, and `probe` of a token whose
-            logit is 0: softmax hides all logits behind one constant, and the probe shows it.
+        reference, other: `Output`s (of `tests/engine/engine_harness.py`) in prompt order. The reference's carry
+            `candidates`, and `probe` of a token whose logit is 0: softmax hides all logits behind one constant, and
+            the probe shows it.
+
+    Raises:
+        ValueError: an answer goes on behind the end of the other.
     """
     found = []
     for prompt, (a, b) in enumerate(zip(reference, other, strict=True)):
-        position = next((i for i, (x, y) in enumerate(zip(a.tokens, b.tokens, strict=False)) if x != y), None)
+        position = first_difference(a.tokens, b.tokens)
         if position is None:
-            if len(a.tokens) != len(b.tokens):
-                raise ValueError(f"prompt {prompt}: {len(a.tokens)} tokens against {len(b.tokens)}, equal so far")
             continue
+        if position == min(len(a.tokens), len(b.tokens)):
+            raise ValueError(f"prompt {prompt}: {len(a.tokens)} tokens against {len(b.tokens)}, equal so far")
         candidates = {token: logprob for logprob, token in a.candidates[position]}
         gap = candidates[a.tokens[position]] - candidates.get(b.tokens[position], -math.inf)
         top_logit = max(candidates.values()) - a.probe[position]
         found.append(Difference(prompt, position, gap, bf16_ulp(top_logit)))
     return found
+
+
+def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
+    """The first position where two answers differ, None if they are equal.
+
+    Where one goes on behind the end of the other, it is the shorter one's length.
+    """
+    shorter = min(len(a), len(b))
+    position = next((i for i in range(shorter) if a[i] != b[i]), shorter)
+    return None if position == len(a) == len(b) else position
 
 
 def bf16_ulp(x: float) -> float:
