@@ -59,7 +59,7 @@ def times_rounded(x_high, x_low, y_high, y_low):
 
 @triton.jit
 def exp_pair(high, low):
-    """e^(high + low) as a pair, relative error about 2^-27; 0 below e^-87. For arguments up to 87.
+    """e^(high + low) as a pair, off by at most 2^-24.8 of it; 0 below e^-87. For arguments up to 87.
 
     e^x = 2^n e^r with |r| <= ln(2) / 2. ln(2) is a constant of 9 bits, whose product with n is exact, and a small rest;
     e^r is its Taylor series up to r^7.

@@ -135,7 +135,7 @@ def _verify(
     COLUMNS: tl.constexpr = 2 * BLOCK_T
     WINDOW: tl.constexpr = COLUMNS if COLUMNS > 16 else 16  # rows of the window's score tile: an MMA has 16
     IEEE: tl.constexpr = q.dtype.element_ty == tl.float32
-    PARTS: tl.constexpr = K // 128 if K > 128 else 1
+    PARTS: tl.constexpr = K // 128 if K > 128 else 1  # see `part`; more parts cost 40 % and more
     BF16: tl.constexpr = ring_d.dtype.element_ty == tl.bfloat16  # factors: rounded, of normalised keys
 
     part = tl.program_id(0)
