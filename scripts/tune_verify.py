@@ -75,22 +75,25 @@ class Candidate:
 
 
 def candidates(pdl: bool, with_portable: bool) -> list[Candidate]:
-    """Cuts worth a measurement: one to four MMAs a warp, at registers that let 3 or 4 warps share a scheduler."""
+    """Cuts worth a measurement: one to four MMAs a warp, at registers that let 2 to 4 warps share a scheduler."""
     cuts = (
-        (16, 1, 168),
-        (32, 1, 168),
+        (16, 1, 128),
+        (32, 1, 128),
         (32, 2, 128),
+        (32, 2, 144),
         (32, 2, 168),
-        (64, 1, 168),
         (64, 2, 128),
+        (64, 2, 144),
         (64, 2, 168),
-        (64, 2, 200),
+        (64, 2, 224),
         (64, 4, 128),
+        (64, 4, 168),
+        (128, 4, 144),
         (128, 4, 168),
     )
     found = [Candidate("hopper", (*cut, early)) for cut, early in product(cuts, (True, False))]
     if pdl:
-        found += [replace(c, pdl=True) for c in found if c.config[:3] in ((32, 2, 168), (64, 2, 168))]
+        found += [replace(c, pdl=True) for c in found if c.config[:3] in ((32, 2, 128), (64, 4, 128))]
     if with_portable:
         # (rows a tile, warps, registers): half to two MMAs a warp, with and without room for spills to vanish.
         cuts = ((16, 1, 255), (32, 2, 168), (32, 2, 255), (32, 4, 128), (64, 4, 168), (64, 4, 255))

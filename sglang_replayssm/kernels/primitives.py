@@ -52,12 +52,6 @@ def times(x_high, x_low, y_high, y_low):
 
 
 @triton.jit
-def times_rounded(x_high, x_low, y_high, y_low):
-    """Product of two pairs, rounded once."""
-    return tl.fma(x_high, y_high, tl.fma(x_high, y_low, x_low * y_high))
-
-
-@triton.jit
 def exp_pair(high, low):
     """e^(high + low) as a pair, off by at most 2^-24.8 of it; 0 below e^-87. For arguments up to 87.
 

@@ -35,7 +35,6 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ...policies import FP32
 from ..primitives import (
     NORM_EPSILON,
     PLAN_BASE,
@@ -51,17 +50,19 @@ from ..primitives import (
     split_fp32,
     split_pair,
     times,
-    times_rounded,
     two_sum,
     wrap,
 )
 from ..ring import Cursors, Ring, RingSpec
+from ..sequential import stock_gates
 from .triton import _checked_batch
 
 MAX_DRAFT_TOKENS = 8
 MAX_WINDOW = 32
 
 DIM = gl.constexpr(128)  # K = V
+CHUNK = gl.constexpr(32)  # columns of S at a time in registers: at more the compiler spills others
+CHUNKS = gl.constexpr(4)
 
 
 # ---------------------------------------------------------------------------------------------------- configuration
@@ -87,10 +88,10 @@ class Config(NamedTuple):
 # (P, padded W): (largest B HV, cut) in ascending order; the last is for everything beyond. None spills a register.
 # From scripts/tune_verify.py on an H200; registers then raised where spills began.
 CONFIGS = {
-    (4, 16): ((1024, Config(32, 2, 168, True)), (None, Config(64, 2, 168, True))),
-    (8, 16): ((512, Config(32, 2, 168, True)), (None, Config(64, 2, 224, True))),
-    (4, 32): ((96, Config(32, 2, 224, True)), (None, Config(64, 2, 224, True))),
-    (8, 32): ((512, Config(32, 2, 224, True)), (None, Config(64, 2, 240, False))),
+    (4, 16): ((1024, Config(32, 2, 128, True)), (None, Config(64, 2, 144, True))),
+    (8, 16): ((512, Config(32, 2, 144, True)), (None, Config(64, 2, 224, True))),
+    (4, 32): ((96, Config(32, 2, 168, True)), (None, Config(64, 2, 168, True))),
+    (8, 32): ((512, Config(32, 2, 200, True)), (None, Config(64, 2, 240, True))),
 }
 
 
@@ -104,7 +105,7 @@ def supports(spec: RingSpec, draft_tokens: int, device_capability: tuple[int, in
     """Whether `verify_hopper` can serve this ring and draft length on a device of this compute capability."""
     return (
         tuple(device_capability) == (9, 0)
-        and spec.policy is FP32
+        and spec.policy.factors == "float32"
         and spec.activation_dtype == torch.bfloat16
         and spec.head_k_dim == spec.head_v_dim == DIM.value
         and spec.window <= MAX_WINDOW
@@ -147,18 +148,18 @@ def _log2(n):
 
 
 @gluon.constexpr_function
-def _state_layout(columns, warps):
-    """[16 warps, columns] of S as an MMA operand: lane (g, c) has columns 8c .. 8c+7 of every 32, of rows g and g + 8.
+def _state_layout(warps):
+    """[16 warps, 32] of S as an MMA operand: lane (g, c) has columns 8c .. 8c+7 of rows g and g + 8.
 
     A quarter of a warp reads two neighbouring rows at every other 16-byte column; the swizzle moves odd rows to the
     other columns, so that no two lanes meet in a bank.
     """
     return gl.DistributedLinearLayout(
-        reg_bases=[[0, 1], [0, 2], [0, 4], *_doublings(32, columns, axis=1), [8, 0]],
+        reg_bases=[[0, 1], [0, 2], [0, 4], [8, 0]],
         lane_bases=[[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]],
         warp_bases=_doublings(16, 16 * warps),
         block_bases=[],
-        shape=[16 * warps, columns],
+        shape=[16 * warps, 32],
     )
 
 
@@ -301,27 +302,13 @@ def _scores(x, y, SCORES: gl.constexpr, MMA: gl.constexpr):
 
 
 @gluon.jit
-def _project(s, x, boundary, MMA: gl.constexpr):
-    """s x, fp32 [rows, K] in fragment order times bf16 [K, columns], summed as in `_products`.
-
-    32 of K at a time, with a `boundary` between: at more at once the compiler spills registers.
-    """
-    CHUNKS: gl.constexpr = x.shape[0] // 32
-    s = _chunks(gl.convert_layout(s, gl.DotOperandLayout(0, MMA, 2), assert_trivial=True), CHUNKS)
-    x = _chunks(x.permute([1, 0]), CHUNKS)
-    leading = gl.zeros([s[0].shape[0], x[0].shape[0]], gl.float32, MMA)
-    zero = leading
-    small = leading
-    for i in gl.static_range(CHUNKS):
-        s_i = gl.convert_layout(s[i], gl.DotOperandLayout(0, MMA, 2), assert_trivial=True)
-        x_i = gl.convert_layout(x[i].permute([1, 0]), gl.DotOperandLayout(1, MMA, 2), assert_trivial=True)
-        high, middle, low = split_fp32(s_i)
-        small = mma_v2(low, x_i, small)
-        small = mma_v2(middle, x_i, small)
-        leading += mma_v2(high, x_i, zero)
-        if i + 1 < CHUNKS:
-            _schedule_boundary(boundary)
-    return leading + small
+def _project(leading, small, s, x, MMA: gl.constexpr):
+    """leading + small, plus s x of fp32 [rows, 32] in fragment order times bf16 [32, columns], summed as in `_products`."""
+    s = gl.convert_layout(s, gl.DotOperandLayout(0, MMA, 2), assert_trivial=True)
+    x = gl.convert_layout(x.permute([1, 0]), gl.DotOperandLayout(1, MMA, 2), assert_trivial=True)
+    high, middle, low = split_fp32(s)
+    small = mma_v2(middle, x, mma_v2(low, x, small))
+    return leading + mma_v2(high, x, gl.zeros_like(leading)), small
 
 
 @gluon.jit
@@ -466,11 +453,19 @@ def _load_history_deltas(
 @gluon.jit
 def _project_tiles(tiles, arrived, x, boundary, TILES: gl.constexpr, MMA: gl.constexpr, num_warps: gl.constexpr):
     """A tuple of the tiles' S X, each computed as its tile arrives."""
+    ROWS: gl.constexpr = tiles[0].shape[0]
+    COLUMNS: gl.constexpr = x.shape[1]
+    chunks = _chunks(x.permute([1, 0]), CHUNKS)
     projected = ()
     for i in gl.static_range(TILES):
         mbarrier.wait(arrived[i], 0)
-        s = tiles[i].load(_state_layout(DIM, num_warps))
-        projected += (_project(_fragment_order(s), x, boundary, MMA),)
+        leading = gl.zeros([ROWS, COLUMNS], gl.float32, MMA)
+        small = leading
+        for chunk in gl.static_range(CHUNKS):
+            s = tiles[i].slice(chunk * CHUNK, CHUNK, dim=1).load(_state_layout(num_warps))
+            leading, small = _project(leading, small, _fragment_order(s), chunks[chunk], MMA)
+            _schedule_boundary(boundary)
+        projected += (leading + small,)
     return projected
 
 
@@ -502,34 +497,50 @@ def _fold_tiles(
     LEFT: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
     RIGHT: gl.constexpr = gl.DotOperandLayout(1, MMA, 2)
     ROWS: gl.constexpr = tiles[0].shape[0]
-    HALF: gl.constexpr = DIM // 2  # of the columns at a time, to save registers
-    LAYOUT: gl.constexpr = _state_layout(HALF, num_warps)
+    LAYOUT: gl.constexpr = _state_layout(num_warps)
     weight = weights.load(gl.SliceLayout(0, LEFT))[None, :]
-    x_halves = gl.split(x.reshape([2, HALF, x.shape[1]]).permute([1, 2, 0]))
+    COLUMNS: gl.constexpr = x.shape[1]
+    chunks = _chunks(x.permute([1, 0]), CHUNKS)
     projected = ()
     for i in gl.static_range(TILES):
         high, middle, low = split_fp32(d[i] * weight)
-        sums = gl.zeros([ROWS, x.shape[1]], gl.float32, MMA)
-        for half in gl.static_range(2):
-            k = keys.slice(half * HALF, HALF, dim=1).load(RIGHT)
-            zero = gl.zeros([ROWS, HALF], gl.float32, MMA)
-            small = mma_v2(high, k, mma_v2(middle, k, mma_v2(low, k, zero)))
-            if half == 0:
+        leading = gl.zeros([ROWS, COLUMNS], gl.float32, MMA)
+        small = leading
+        for chunk in gl.static_range(CHUNKS):
+            k = keys.slice(chunk * CHUNK, CHUNK, dim=1).load(RIGHT)
+            zero = gl.zeros([ROWS, CHUNK], gl.float32, MMA)
+            update = mma_v2(high, k, mma_v2(middle, k, mma_v2(low, k, zero)))
+            if chunk == 0:
                 mbarrier.wait(arrived[i], 0)
-            part = tiles[i].slice(half * HALF, HALF, dim=1)
+            part = tiles[i].slice(chunk * CHUNK, CHUNK, dim=1)
             s = _fragment_order(part.load(LAYOUT))
-            sums += _project(s, gl.convert_layout(x_halves[half], RIGHT, assert_trivial=True), boundary, MMA)
-            folded = gl.convert_layout(s, MMA, assert_trivial=True) * decay + small
+            leading, small = _project(leading, small, s, chunks[chunk], MMA)
+            folded = gl.convert_layout(s, MMA, assert_trivial=True) * decay + update
             part.store(gl.convert_layout(_memory_order(folded), LAYOUT, assert_trivial=True))
+            _schedule_boundary(boundary)
         fence_async_shared()
         tma.async_copy_shared_to_global(state, [first_row + i * ROWS, 0], tiles[i])
-        projected += (sums,)
+        projected += (leading + small,)
     return projected
 
 
 @gluon.jit
+def _store_pair(shared, high, low):
+    shared[0].store(high)
+    shared[1].store(low)
+
+
+@gluon.jit
+def _load_pair(shared, row: gl.constexpr, num_warps: gl.constexpr):
+    """One row of a pair of shared [rows, N], as two tuples of N scalars."""
+    N: gl.constexpr = shared[0].shape[1]
+    LAYOUT: gl.constexpr = _uniform_layout(N, num_warps)
+    return _scalars(shared[0].slice(row, 1).load(LAYOUT), N), _scalars(shared[1].slice(row, 1).load(LAYOUT), N)
+
+
+@gluon.jit
 def _coefficients(own_high, own_low, g, b_t, scores, scales, strengths, PAIRS: gl.constexpr):
-    """What multiplies rows of V in `_solve`, to shared memory: formed as pairs, one a lane, and rounded once.
+    """What multiplies rows of V in `_solve`, as pairs, to shared memory; formed one a lane.
 
     Args:
         own_high, own_low: [COLUMNS, COLUMNS] in layout PAIRS, x_i . x_j of the raw columns.
@@ -560,55 +571,57 @@ def _coefficients(own_high, own_low, g, b_t, scores, scales, strengths, PAIRS: g
         between += gl.where((s < i) & (t >= i), g[i], 0.0)
 
     keep_high, keep_low = exp_pair(total, 0.0)
-    scales.store(times_rounded(keep_high, keep_low, norm_high, norm_low))
+    keep_high, keep_low = times(keep_high, keep_low, norm_high, norm_low)
+    _store_pair(scales, keep_high[None, :], keep_low[None, :])
     beta_high, beta_low = sigmoid_pair(b_t.to(gl.float32))
-    strengths.store(times_rounded(beta_high, beta_low, norm_high, norm_low))
+    beta_high, beta_low = times(beta_high, beta_low, norm_high, norm_low)
+    _store_pair(strengths, beta_high[None, :], beta_low[None, :])
     keep_high, keep_low = exp_pair(between, 0.0)
     own_high, own_low = times(own_high, own_low, keep_high, keep_low)
     norm_high = gl.convert_layout(norm_high, gl.SliceLayout(0, HALF), assert_trivial=True)[None, :]
     norm_low = gl.convert_layout(norm_low, gl.SliceLayout(0, HALF), assert_trivial=True)[None, :]
-    scores.store(times_rounded(own_high, own_low, norm_high, norm_low))
+    own_high, own_low = times(own_high, own_low, norm_high, norm_low)
+    _store_pair(scores, own_high.trans(), own_low.trans())
 
 
 @gluon.jit
 def _solve(u, v, scores, scales, strengths, COLUMNS: gl.constexpr, T: gl.constexpr, num_warps: gl.constexpr):
     """The gated delta rule on the columns of U, token by token.
 
+    What multiplies is a pair. Its small half goes first, into a sum that is still small, so that it costs no rounding.
+
     Args:
         u: tuple of COLUMNS vectors over V, the projections of S_n on raw keys (first half) and queries.
         v: tuple of T vectors over V.
-        scores: shared [P, COLUMNS], what d'_s adds to each column: e^{Γ_t - Γ_s} (k_s . x_t) / |x_t|.
-        scales: shared [COLUMNS], e^{Γ_t} / |x_t|; K^-1/2 is part of a query's 1 / |x_t|.
-        strengths: shared [COLUMNS], of which the first half is beta_t / |k_t|.
+        scores: pair of shared [COLUMNS, P], what d'_s adds to each column: e^{Γ_t - Γ_s} (k_s . x_t) / |x_t|.
+        scales: pair of shared [1, COLUMNS], e^{Γ_t} / |x_t|; K^-1/2 is part of a query's 1 / |x_t|.
+        strengths: pair of shared [1, COLUMNS], of which the first half is beta_t / |k_t|.
 
     Returns:
         tuples of T vectors: outputs o_t, and d'_t = d_t / |k_t|.
     """
     P: gl.constexpr = COLUMNS // 2
-    UNIFORM: gl.constexpr = gl.SliceLayout(0, _uniform_layout(COLUMNS, num_warps))
-    scale = _scalars(scales.load(UNIFORM)[None, :], COLUMNS)
-    strength = _scalars(strengths.load(UNIFORM)[None, :], COLUMNS)
-    keys, queries = (), ()
-    for t in gl.static_range(T):
-        keys += (v[t].to(gl.float32) - u[t] * scale[t],)
-        queries += (u[P + t] * scale[P + t],)
+    scale, scale_low = _load_pair(scales, 0, num_warps)
+    strength, strength_low = _load_pair(strengths, 0, num_warps)
     outputs, deltas = (), ()
     for t in gl.static_range(T):
-        score = _scalars(scores.slice(t, 1).load(_uniform_layout(COLUMNS, num_warps)), COLUMNS)
-        delta = keys[t] * strength[t]
-        next_keys, next_queries = (), ()
-        for s in gl.static_range(T):
-            if s > t:
-                next_keys += (keys[s] - delta * score[s],)
-            else:
-                next_keys += (keys[s],)
-            if s >= t:
-                next_queries += (queries[s] + delta * score[P + s],)
-            else:
-                next_queries += (queries[s],)
-        keys, queries = next_keys, next_queries
-        outputs += (queries[t],)
-        deltas += (delta,)
+        score, score_low = _load_pair(scores, t, num_warps)
+        missing = v[t].to(gl.float32) - u[t] * scale[t]
+        low = u[t] * scale_low[t]
+        for s in gl.static_range(t):
+            missing -= deltas[s] * score[s]
+            low += deltas[s] * score_low[s]
+        missing -= low
+        deltas += (missing * strength[t] + missing * strength_low[t],)
+
+        score, score_low = _load_pair(scores, P + t, num_warps)
+        output = u[P + t] * scale_low[P + t]
+        for s in gl.static_range(t + 1):
+            output += deltas[s] * score_low[s]
+        output += u[P + t] * scale[P + t]
+        for s in gl.static_range(t + 1):
+            output += deltas[s] * score[s]
+        outputs += (output,)
     return outputs, deltas
 
 
@@ -628,6 +641,8 @@ def _verify_hopper(
     ring_d,
     ring_k,
     ring_g,
+    ring_v,
+    ring_gates,
     plan,
     out,
     out_fp32,
@@ -643,7 +658,11 @@ def _verify_hopper(
     PDL: gl.constexpr,
     num_warps: gl.constexpr,
 ):
-    """Grid (V / BLOCK_V, HV, B). `state` describes the checkpoints as rows of V; HISTORY is W padded to a tile."""
+    """Grid (V / BLOCK_V, HV, B). `state` describes the checkpoints as rows of V; HISTORY is W padded to a tile.
+
+    ring_v and ring_gates are None if the policy does not record raw inputs; if it does, a replay folds, not this kernel.
+    """
+    FOLDS: gl.constexpr = ring_v is None
     P: gl.constexpr = COLUMNS // 2
     ROWS: gl.constexpr = 16 * num_warps  # of a tile: one MMA a warp
     TILES: gl.constexpr = BLOCK_V // ROWS
@@ -690,6 +709,9 @@ def _verify_hopper(
     ring_d += (row * HV + hv) * (R * DIM) + first_v
     ring_k += (row * H + h) * (R * DIM)
     ring_g += (row * HV + hv) * (R * 2)
+    if ring_v is not None:
+        ring_v += (row * HV + hv) * (R * DIM) + first_v
+        ring_gates += (row * HV + hv) * (R * 2)
     rows = gl.arange(0, BLOCK_V, layout=ROW)
     if not PDL:
         raw, values, a_t, b_t = _load_window(
@@ -769,14 +791,16 @@ def _verify_hopper(
 
     # All that multiplies rows of V in the window.
     each_g = _scalars(gates.load(gl.SliceLayout(0, _uniform_layout(COLUMNS, num_warps)))[None, :], COLUMNS)
-    scores = gl.allocate_shared_memory(gl.float32, [P, COLUMNS], MATRIX)
-    scales = gl.allocate_shared_memory(gl.float32, [COLUMNS], FLAT)
-    strengths = gl.allocate_shared_memory(gl.float32, [COLUMNS], FLAT)
+    scores, scales, strengths = (), (), ()
+    for _half in gl.static_range(2):
+        scores += (gl.allocate_shared_memory(gl.float32, [COLUMNS, P], MATRIX),)
+        scales += (gl.allocate_shared_memory(gl.float32, [1, COLUMNS], MATRIX),)
+        strengths += (gl.allocate_shared_memory(gl.float32, [1, COLUMNS], MATRIX),)
     _coefficients(pair_high.load(PAIRS), pair_low.load(PAIRS), each_g, b_t, scores, scales, strengths, PAIRS)
     decay_high, decay_low = exp_pair(total_high, total_low)
     decay = decay_high + decay_low
 
-    # New records: keys and log-decays, each by one program.
+    # New records: what is not of V, each by one program.
     first = base + count
     if part == 0:
         if hv % (HV // H) == 0:
@@ -793,9 +817,16 @@ def _verify_hopper(
         new_g = ring_g + 2 * wrap(first + column, R)
         gl.store(new_g, high, mask=column < T)
         gl.store(new_g + 1, low, mask=column < T)
+        if ring_gates is not None:
+            new_gates = ring_gates + 2 * wrap(first + column, R)
+            log_decays, betas = stock_gates(
+                a_t.to(gl.float32), b_t.to(gl.float32), A_log_hv.to(gl.float32), dt_bias_hv.to(gl.float32)
+            )
+            gl.store(new_gates, log_decays, mask=column < T)
+            gl.store(new_gates + 1, betas, mask=column < T)
 
     # S arrives.
-    if FOLD_EARLY:
+    if FOLDS and FOLD_EARLY:
         if fold:
             fold_keys = gl.allocate_shared_memory(gl.bfloat16, [HISTORY, DIM], KEYS_MEMORY, keys)
             projected = _fold_tiles(
@@ -818,8 +849,10 @@ def _verify_hopper(
         if out_fp32 is not None:
             gl.store(out_fp32 + t * (HV * DIM) + rows, outputs[t])
         gl.store(ring_d + wrap(first + t, R) * DIM + rows, deltas[t])
+        if ring_v is not None:
+            gl.store(ring_v + wrap(first + t, R) * DIM + rows, values[t])
 
-    if not FOLD_EARLY:  # noqa: SIM102 - decided at compile time, unlike what follows
+    if FOLDS and not FOLD_EARLY:  # noqa: SIM102 - decided at compile time, unlike what follows
         if fold:
             # Read the history again rather than keep it all along: few rows fold, and the caches have it.
             keys = _load_history_keys(ring_k, base, count, R, KEYS)
@@ -828,8 +861,9 @@ def _verify_hopper(
             _fold_tiles(
                 tiles, arrived, x, d, weights, fold_keys, decay, state, first_row, boundary, TILES, MMA, num_warps
             )
-    if fold:
-        tma.store_wait(0)
+    if FOLDS:  # noqa: SIM102
+        if fold:
+            tma.store_wait(0)
     # Nothing else may take the place of a tile before the copies out of it are done; nor, ever, that of a barrier: data
     # stored where one had been was corrupted when programs followed each other on a multiprocessor.
     boundary._keep_alive()
@@ -936,6 +970,8 @@ def verify_hopper(
         ring.d,
         ring.k,
         ring.g,
+        ring.v,
+        ring.gates,
         cursors.plan,
         out,
         out_fp32,
