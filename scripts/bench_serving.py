@@ -4,6 +4,7 @@
     python scripts/bench_serving.py                                    # off and on, 1..128 concurrent, 256 in / 384 out
     python scripts/bench_serving.py --sides on --concurrency 8,64      # one side, fewer points
     python scripts/bench_serving.py --fixed-memory --sides off         # largest N of 256 + 512 tokens, and its speed
+    python scripts/bench_serving.py --profile 64                       # kernels of a step at 64 concurrent
     python scripts/bench_serving.py --dry-run                          # print the commands
 
 The model is the shape of Qwen3.5-35B-A3B with random weights; SGLANG_SIMULATE_ACC_LEN makes acceptance 3 of 4 tokens a
@@ -16,9 +17,11 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import shutil
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
@@ -27,8 +30,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from bench.environment import environment
 from bench.report import wide_console
-from bench.serving import client, memory, report
-from bench.serving.model import SHAPES, write_model
+from bench.serving import client, memory, profile, report
+from bench.serving.model import SHAPES, gdn_layers, write_model
 from bench.serving.server import Launch, Server, StartFailed
 
 SIDES = ("off", "on")
@@ -66,6 +69,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--requests", type=int, help="with --fixed-memory: this N instead of the computed one")
     p.add_argument(
         "--from", dest="source", type=Path, help="with --fixed-memory: pools of an earlier JSON, not a start"
+    )
+    p.add_argument(
+        "--profile", type=int, metavar="N", help="instead: where the GPU's time goes at N concurrent requests"
     )
     p.add_argument("--out", type=Path, default=Path("results"))
     p.add_argument("--dry-run", action="store_true")
@@ -138,6 +144,26 @@ class Run:
         self.log(f"concurrency {concurrency}: {rate:.0f} tokens/s, TPOT {tpot:.2f} ms, {len(waves)} waves")
         return point
 
+    # -- profile ------------------------------------------------------------------------------------------------
+
+    def profile(self, side: str) -> dict:
+        """Kernels of a few steps in the middle of a wave."""
+        a, steps = self.args, 12
+        sizes = (a.profile, a.input_tokens, a.output_tokens or 384)
+        with self.server(self.launch(side, a.max_running_requests), side) as server, ThreadPoolExecutor(1) as pool:
+            self.log(f"{side}: ready after {server.startup_seconds:.0f} s")
+            warm = client.wave(server.url, *sizes, seed=1)
+            folder = Path(tempfile.mkdtemp())
+            wave = pool.submit(client.wave, server.url, *sizes, seed=2)
+            time.sleep(warm.seconds / 2)  # past the prefills
+            profile.record(server.url, folder, steps)
+            wave.result()
+            found = profile.summarise(profile.wait_for_trace(folder, 120), gdn_layers(a.shape))
+        shutil.rmtree(folder)
+        for table in profile.tables(f"flag {side}", found):
+            self.console.print(table)
+        return {"side": side, "concurrency": a.profile, **profile.as_dict(found)}
+
     # -- fixed memory -------------------------------------------------------------------------------------------
 
     def fixed_memory(self, side: str) -> dict:
@@ -187,19 +213,21 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         args.out.mkdir(parents=True, exist_ok=True)
         results = {"environment": environment(), "options": vars(args), "runs": []}
-        kind = "fixed-memory" if args.fixed_memory else "serving"
+        kind = "profile" if args.profile else "fixed-memory" if args.fixed_memory else "serving"
         stamp = results["environment"]["date"].replace(":", "").replace("+0000", "Z")
         path = args.out / f"{kind}-{stamp}.json"
         failed = False
         for side in args.sides:
             try:
-                measure = run.fixed_memory if args.fixed_memory else run.throughput
+                measure = {"profile": run.profile, "fixed-memory": run.fixed_memory, "serving": run.throughput}[kind]
                 results["runs"].append(measure(side))
             except (StartFailed, RuntimeError, OSError, ValueError) as error:
                 failed = True
                 run.log(f"{side}: failed: {error}")
             path.write_text(json.dumps(results, indent=1, default=str))
-        if args.fixed_memory:
+        if args.profile:
+            pass  # has its tables already
+        elif args.fixed_memory:
             run.console.print(report.fixed_memory_table(results["runs"]))
         else:
             run.console.print(report.throughput_table(results["runs"], args.concurrency))

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from bench.environment import environment
 from bench.ours import ReplaySSM
-from bench.shape import ACTIVATION, Inputs, Shape, acceptance_table, make_inputs
+from bench.shape import ACTIVATION, Shape, acceptance_table, make_inputs
 from bench.timing import Timer
 from bench.variant import Setup
 
@@ -52,7 +52,7 @@ class Candidate:
         if self.config is None:
             return f"{self.kernel} table"
         if self.kernel == "hopper":
-            block_v, warps, registers, early, *_ = self.config
+            block_v, warps, registers, early = self.config
             return f"hopper {block_v}w{warps} r{registers} {'early' if early else 'late'}{' pdl' if self.pdl else ''}"
         block_v, tiles, stages, warps, registers = self.config
         return f"portable {block_v}x{tiles}w{warps} s{stages} r{registers}"
@@ -60,11 +60,11 @@ class Candidate:
     @property
     def verify(self) -> Callable:
         if self.kernel == "hopper":
-            config = None if self.config is None else hopper.Config(*self.config)
+            config = None if self.config is None else hopper.Config(*self.config, overlap=self.pdl)
             return partial(hopper.verify_hopper, config=config)
         return self._portable
 
-    def _portable(self, *args, **kwargs) -> torch.Tensor:
+    def _portable(self, *args, overlap_previous: bool = False, **kwargs) -> torch.Tensor:
         chosen = portable.choose_config
         if self.config is not None:
             portable.choose_config = lambda *shape: portable.Config(*self.config)
@@ -122,7 +122,7 @@ def _compile(candidate: Candidate, shape: Shape, window: int) -> str | None:
     try:
         setup = Setup(shape, 2, shape.batch, torch.device("cpu"), window)
         inputs = make_inputs(shape, torch.Generator("cpu"))
-        Tuned(setup, candidate).verify(1 if candidate.pdl else 0, inputs)
+        Tuned(setup, candidate).verify(1, inputs)  # of layer 0, nothing is launched early
     except Exception as error:
         return f"{type(error).__name__}: {error}".splitlines()[0][:150]
     return None
@@ -133,13 +133,7 @@ class Tuned(ReplaySSM):
 
     def __init__(self, setup: Setup, candidate: Candidate) -> None:
         super().__init__(setup)
-        self.candidate = candidate
-
-    def verify(self, layer: int, inputs: Inputs) -> torch.Tensor:
-        # Layer 0 follows the kernel that writes the plan, which a launch ahead of its time would read too early.
-        ahead = {"pdl": True} if self.candidate.pdl and layer > 0 else {}
-        self._verify = partial(self.candidate.verify, **ahead)
-        return super().verify(layer, inputs)
+        self._verify = candidate.verify
 
 
 def check(candidate: Candidate, shape: Shape, window: int, steps: int = 16) -> str | None:

@@ -23,7 +23,10 @@ def _attribute(module: str, name: str):
 
 
 class ReplaySSM(Variant):
-    """Lazy fold of fp32 records, fp32-accurate: plan_window, one verify a layer, commit, folds that are due."""
+    """Lazy fold of fp32 records, fp32-accurate: plan_window, one verify a layer, commit, folds that are due.
+
+    As the server calls it: a verify may start before the kernel before it, here another layer's verify, has ended.
+    """
 
     name = "replayssm"
     fold = "fp32"
@@ -66,6 +69,8 @@ class ReplaySSM(Variant):
 
     def verify(self, layer: int, inputs: Inputs) -> torch.Tensor:
         fp32 = self.setup.output() if self.setup.fp32_output else None
+        # Layer 0 follows the kernel that writes the plan, which a launch ahead of its time would read too early.
+        overlap = {"overlap_previous": layer > 0} if self.source == ReplaySSM.source else {}
         out = self._verify(
             inputs.q,
             inputs.k,
@@ -80,6 +85,7 @@ class ReplaySSM(Variant):
             self.shape.draft_tokens,
             out=self.out,
             out_fp32=fp32,
+            **overlap,
         )
         return out if fp32 is None else fp32
 

@@ -8,7 +8,7 @@ import torch
 from lifecycle import TRITON, Case, Lifecycle
 
 from sglang_replayssm.kernels import Cursors, Ring, RingSpec, commit, plan_window
-from sglang_replayssm.kernels.verify.hopper import CONFIGS, Config, supports, verify_hopper
+from sglang_replayssm.kernels.verify.hopper import CONFIGS, Config, choose_config, supports, verify_hopper
 
 HOPPER = SimpleNamespace(**{**vars(TRITON), "verify": verify_hopper})
 
@@ -21,7 +21,7 @@ def case(**changes) -> Case:
 
 def configs() -> list[Config]:
     """Those of the table and the corners of what the kernel takes."""
-    table = {config for entries in CONFIGS.values() for _, config in entries}
+    table = {config._replace(overlap=False) for entries in CONFIGS.values() for _, config in entries}
     corners = {
         Config(16, 1, 168, True),
         Config(32, 1, 168, False),
@@ -34,7 +34,8 @@ def configs() -> list[Config]:
 
 
 def name(config: Config) -> str:
-    return f"{config.block_v}w{config.warps}-r{config.max_registers}-{'early' if config.fold_early else 'late'}"
+    fold = "early" if config.fold_early else "late"
+    return f"{config.block_v}w{config.warps}-r{config.max_registers}-{fold}{'-overlap' if config.overlap else ''}"
 
 
 @pytest.mark.gpu
@@ -129,10 +130,11 @@ def test_strided_out_and_state() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("pdl", [False, True], ids=["", "pdl"])
-def test_cuda_graph(pdl: bool) -> None:
+@pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
+def test_cuda_graph(overlap: bool) -> None:
     """A step captured once and replayed while cursors, rows and folds move equals eager steps, bit by bit."""
     eager, captured = Lifecycle(case(), "cuda", HOPPER), Lifecycle(case(), "cuda", HOPPER)
+    assert choose_config(len(captured.rows) * captured.spec.num_v_heads, 4, captured.spec.window).overlap
     inputs, gates = captured.inputs(4), (captured.A_log, captured.dt_bias)
     accepted = torch.ones_like(captured.rows)
     out = torch.empty(inputs[2].shape, dtype=torch.bfloat16, device="cuda")
@@ -140,8 +142,8 @@ def test_cuda_graph(pdl: bool) -> None:
 
     def step() -> None:
         plan_window(cursors, captured.rows, captured.slots)
-        torch.add(accepted, 0, out=accepted)  # with pdl, the kernel before verify must not be the one that plans
-        verify_hopper(*inputs, *gates, captured.state[0], ring, cursors, 4, out=out, pdl=pdl)
+        torch.add(accepted, 0, out=accepted)  # with overlap, the kernel before verify must not be the one that plans
+        verify_hopper(*inputs, *gates, captured.state[0], ring, cursors, 4, out=out, overlap_previous=overlap)
         TRITON.commit(cursors, captured.rows, accepted)
 
     saved = [x.clone() for x in (captured.state, ring.d, ring.k, ring.g, cursors.position)]

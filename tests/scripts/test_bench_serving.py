@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import importlib.util
 import json
 import sys
@@ -16,8 +17,8 @@ from aiohttp import web
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 sys.path[:0] = [str(SCRIPTS)]
 
-from bench.serving import client, memory, report  # noqa: E402
-from bench.serving.model import SHAPES, write_model  # noqa: E402
+from bench.serving import client, memory, profile, report  # noqa: E402
+from bench.serving.model import SHAPES, gdn_layers, write_model  # noqa: E402
 from bench.serving.server import FLAG, Launch, Server, StartFailed, free_port  # noqa: E402
 
 KV = "KV Cache is allocated. dtype: torch.bfloat16, #tokens: 1000, K size: 0.50 GB, V size: 0.50 GB\n"
@@ -154,3 +155,44 @@ def test_tables(capsys):
     console.print(report.throughput_table(runs, [8, 16]), report.memory_table(runs))
     console.print(report.fixed_memory_table([{"side": "on", "n": 12, "wave": None, "pools": None, "error": "boom"}]))
     assert "+7.0" in capsys.readouterr().out
+
+
+def trace(folder: Path, *names: str) -> Path:
+    """Kernels of 2 us each, 1 us apart, in a trace as the profiler writes it."""
+    events = [{"cat": "kernel", "name": name, "ts": 3.0 * i, "dur": 2.0} for i, name in enumerate(names)]
+    path = folder / "0-TP-0.trace.json.gz"
+    with gzip.open(path, "wt") as file:
+        json.dump({"traceEvents": [{"cat": "cpu_op", "name": "op", "ts": 0, "dur": 9}, *events[::-1]]}, file)
+    return path
+
+
+def test_profile(tmp_path):
+    """Two steps of three layers: launches a step, shares of the busy time, and what runs around verify."""
+    layer = ["void gemm<float>(int)", "conv", "_verify_hopper", "norm"]
+    found = profile.summarise(trace(tmp_path, *["start"] * 6, *layer * 6, *["end"] * 3), layers=3)
+    assert found.steps == 2
+    by_name = {kernel.name: kernel for kernel in found.kernels}
+    assert by_name["gemm"].per_step == 3 and by_name["end"].per_step == 1.5
+    assert by_name["conv"].share == pytest.approx(6 / 33) and by_name["conv"].microseconds == 2
+    assert found.busy_ms_per_step == pytest.approx(33e-3)
+    around = {near.place: near for near in found.layer}
+    assert [around[i].name for i in (-2, -1, 0, 1)] == ["gemm", "conv", "_verify_hopper", "norm"]
+    assert around[0].gap == 1
+    assert len(profile.tables("on", found)) == 2
+
+
+def test_profile_without_verify(tmp_path):
+    with pytest.raises(ValueError, match="no verify kernel"):
+        profile.summarise(trace(tmp_path, "gemm"), layers=3)
+
+
+def test_trace_that_never_ends(tmp_path):
+    path = trace(tmp_path, "gemm")
+    assert profile.wait_for_trace(tmp_path, timeout=1) == path
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(TimeoutError):
+        profile.wait_for_trace(tmp_path, timeout=0.1)
+
+
+def test_gdn_layers():
+    assert gdn_layers("full") == 30

@@ -49,6 +49,12 @@ TINY = FULL | {"num_hidden_layers": 8, "hidden_size": 512, "num_experts": 8, "nu
 SHAPES = {"full": FULL, "tiny": TINY}
 
 
+def gdn_layers(shape: str) -> int:
+    """All but every `full_attention_interval`-th layer."""
+    layers, interval = SHAPES[shape]["num_hidden_layers"], SHAPES[shape]["full_attention_interval"]
+    return layers - layers // interval
+
+
 def write_model(folder: Path, shape: str) -> Path:
     """A model folder for --model-path."""
     folder.mkdir(parents=True, exist_ok=True)

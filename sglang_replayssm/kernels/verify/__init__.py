@@ -63,5 +63,5 @@ def verify(
     if name == HOPPER:
         from . import hopper
 
-        return hopper.verify_hopper(*arguments, pdl=overlap_previous)
+        return hopper.verify_hopper(*arguments, overlap_previous=overlap_previous)
     return (recurrent if name == RECURRENT else portable).verify(*arguments)

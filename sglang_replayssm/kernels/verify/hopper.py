@@ -76,22 +76,37 @@ class Config(NamedTuple):
         warps: warps a program.
         max_registers: registers a thread. Left alone, ptxas takes up to 255 and too few programs fit.
         fold_early: a folding row updates S before it projects it (the write-back overlaps the rest; best for latency),
-            or after its outputs (fewer live registers; best for throughput).
+            or after its outputs (fewer live registers).
+        overlap: start before the previous kernel has ended, if the caller allows it. Pays where the device has room for
+            the programs of both.
     """
 
     block_v: int
     warps: int
     max_registers: int
     fold_early: bool
+    overlap: bool = False
 
 
 # (P, padded W): (largest B HV, cut) in ascending order; the last is for everything beyond. None spills a register.
 # From scripts/tune_verify.py on an H200; registers then raised where spills began.
 CONFIGS = {
-    (4, 16): ((1024, Config(32, 2, 128, True)), (None, Config(64, 2, 144, True))),
-    (8, 16): ((512, Config(32, 2, 144, True)), (None, Config(64, 2, 224, True))),
-    (4, 32): ((96, Config(32, 2, 168, True)), (None, Config(64, 2, 168, True))),
-    (8, 32): ((512, Config(32, 2, 200, True)), (None, Config(64, 2, 240, True))),
+    (4, 16): (
+        (256, Config(32, 2, 128, True, overlap=True)),
+        (1024, Config(32, 2, 128, True)),
+        (None, Config(64, 2, 168, True)),
+    ),
+    (8, 16): (
+        (128, Config(32, 2, 168, True, overlap=True)),
+        (512, Config(32, 2, 168, True)),
+        (None, Config(64, 2, 224, True)),
+    ),
+    (4, 32): ((96, Config(32, 2, 168, True, overlap=True)), (None, Config(64, 2, 168, True))),
+    (8, 32): (
+        (96, Config(32, 2, 200, True, overlap=True)),
+        (512, Config(32, 2, 200, True)),
+        (None, Config(64, 2, 240, True)),
+    ),
 }
 
 
@@ -211,15 +226,15 @@ def _scores_layout(rows, columns, warps, shares):
 
 
 @gluon.constexpr_function
-def _pairs_layout(columns, warps):
-    """[columns, columns], all in each warp: a column a lane, with as many lanes a column as there are."""
+def _pairs_layout(rows, columns, warps, shares):
+    """[rows, columns], a column a lane, with as many lanes a column as there are; `shares` warps share the rows."""
     lanes = 32 // columns
     return gl.DistributedLinearLayout(
-        reg_bases=_doublings(lanes, columns),
+        reg_bases=_doublings(lanes * shares, rows),
         lane_bases=[*_doublings(1, columns, axis=1), *_doublings(1, lanes)],
-        warp_bases=_nothing(_log2(warps)),
+        warp_bases=[*_doublings(lanes, lanes * shares), *_nothing(_log2(warps // shares))],
         block_bases=[],
-        shape=[columns, columns],
+        shape=[rows, columns],
     )
 
 
@@ -303,7 +318,7 @@ def _scores(x, y, SCORES: gl.constexpr, MMA: gl.constexpr):
 
 @gluon.jit
 def _project(leading, small, s, x, MMA: gl.constexpr):
-    """leading + small, plus s x of fp32 [rows, 32] in fragment order times bf16 [32, columns], summed as in `_products`."""
+    """leading + small + s x, summed as in `_products`; s is fp32 [rows, 32] in fragment order, x bf16 [32, columns]."""
     s = gl.convert_layout(s, gl.DotOperandLayout(0, MMA, 2), assert_trivial=True)
     x = gl.convert_layout(x.permute([1, 0]), gl.DotOperandLayout(1, MMA, 2), assert_trivial=True)
     high, middle, low = split_fp32(s)
@@ -464,7 +479,6 @@ def _project_tiles(tiles, arrived, x, boundary, TILES: gl.constexpr, MMA: gl.con
         for chunk in gl.static_range(CHUNKS):
             s = tiles[i].slice(chunk * CHUNK, CHUNK, dim=1).load(_state_layout(num_warps))
             leading, small = _project(leading, small, _fragment_order(s), chunks[chunk], MMA)
-            _schedule_boundary(boundary)
         projected += (leading + small,)
     return projected
 
@@ -539,33 +553,31 @@ def _load_pair(shared, row: gl.constexpr, num_warps: gl.constexpr):
 
 
 @gluon.jit
-def _coefficients(own_high, own_low, g, b_t, scores, scales, strengths, PAIRS: gl.constexpr):
+def _coefficients(own, g, b_t, scores, scales, strengths, PAIRS: gl.constexpr, SCORES: gl.constexpr):
     """What multiplies rows of V in `_solve`, as pairs, to shared memory; formed one a lane.
 
     Args:
-        own_high, own_low: [COLUMNS, COLUMNS] in layout PAIRS, x_i . x_j of the raw columns.
+        own: pair of shared [COLUMNS, COLUMNS], x_i . x_j of the raw columns.
         g: tuple of P scalars, the tokens' log-decays.
         b_t: [COLUMNS], what beta is the sigmoid of.
         scores, scales, strengths: shared; see `_solve`.
+        PAIRS, SCORES: layouts with a column a lane, of [COLUMNS, COLUMNS] and of [P, COLUMNS].
     """
-    COLUMNS: gl.constexpr = own_high.shape[1]
+    COLUMNS: gl.constexpr = own[0].shape[1]
     P: gl.constexpr = COLUMNS // 2
     r = gl.arange(0, COLUMNS, layout=gl.SliceLayout(1, PAIRS))
     c = gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, PAIRS))
     diagonal = r[:, None] == c[None, :]
-    squares, rest = two_sum(gl.where(diagonal, own_high, 0.0).sum(0), NORM_EPSILON)
-    rest += gl.where(diagonal, own_low, 0.0).sum(0)
+    squares, rest = two_sum(gl.where(diagonal, own[0].load(PAIRS), 0.0).sum(0), NORM_EPSILON)
+    rest += gl.where(diagonal, own[1].load(PAIRS), 0.0).sum(0)
     for_query = gl.where(c < P, 1.0, DIM * 1.0)  # K^-1/2
     norm_high, norm_low = inverse_root_pair(squares * for_query, rest * for_query)
 
-    # Γ_t, and Γ_t - Γ_s as a sum of its own: a difference would lose digits. Rows behind P - 1 are not needed.
-    own_high, _unused = gl.split(own_high.reshape([2, P, COLUMNS]).permute([1, 2, 0]))
-    own_low, _unused = gl.split(own_low.reshape([2, P, COLUMNS]).permute([1, 2, 0]))
-    HALF: gl.constexpr = own_high.type.layout
-    s = gl.arange(0, P, layout=gl.SliceLayout(1, HALF))[:, None]
-    t = (gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, HALF)) % P)[None, :]
+    # Γ_t, and Γ_t - Γ_s as a sum of its own: a difference would lose digits.
+    s = gl.arange(0, P, layout=gl.SliceLayout(1, SCORES))[:, None]
+    t = (gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, SCORES)) % P)[None, :]
     total = gl.zeros([COLUMNS], gl.float32, gl.SliceLayout(0, PAIRS)) + g[0]
-    between = gl.zeros([P, COLUMNS], gl.float32, HALF)
+    between = gl.zeros([P, COLUMNS], gl.float32, SCORES)
     for i in gl.static_range(1, P):
         total += gl.where(c % P >= i, g[i], 0.0)
         between += gl.where((s < i) & (t >= i), g[i], 0.0)
@@ -577,9 +589,10 @@ def _coefficients(own_high, own_low, g, b_t, scores, scales, strengths, PAIRS: g
     beta_high, beta_low = times(beta_high, beta_low, norm_high, norm_low)
     _store_pair(strengths, beta_high[None, :], beta_low[None, :])
     keep_high, keep_low = exp_pair(between, 0.0)
+    own_high, own_low = own[0].slice(0, P).load(SCORES), own[1].slice(0, P).load(SCORES)
     own_high, own_low = times(own_high, own_low, keep_high, keep_low)
-    norm_high = gl.convert_layout(norm_high, gl.SliceLayout(0, HALF), assert_trivial=True)[None, :]
-    norm_low = gl.convert_layout(norm_low, gl.SliceLayout(0, HALF), assert_trivial=True)[None, :]
+    norm_high = gl.convert_layout(norm_high, gl.SliceLayout(0, SCORES), assert_trivial=True)[None, :]
+    norm_low = gl.convert_layout(norm_low, gl.SliceLayout(0, SCORES), assert_trivial=True)[None, :]
     own_high, own_low = times(own_high, own_low, norm_high, norm_low)
     _store_pair(scores, own_high.trans(), own_low.trans())
 
@@ -660,7 +673,7 @@ def _verify_hopper(
 ):
     """Grid (V / BLOCK_V, HV, B). `state` describes the checkpoints as rows of V; HISTORY is W padded to a tile.
 
-    ring_v and ring_gates are None if the policy does not record raw inputs; if it does, a replay folds, not this kernel.
+    ring_v and ring_gates are None if the policy records no raw inputs. If it does, a replay folds, not this kernel.
     """
     FOLDS: gl.constexpr = ring_v is None
     P: gl.constexpr = COLUMNS // 2
@@ -677,7 +690,8 @@ def _verify_hopper(
     SHARED: gl.constexpr = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[1, num_warps], instr_shape=[16, 8])
     KEYS: gl.constexpr = _keys_layout(HISTORY, num_warps, SHARES)
     PAST: gl.constexpr = _scores_layout(COLUMNS, HISTORY, num_warps, SHARES)
-    PAIRS: gl.constexpr = _pairs_layout(COLUMNS, num_warps)
+    PAIRS: gl.constexpr = _pairs_layout(COLUMNS, COLUMNS, num_warps, 1)
+    SCORES: gl.constexpr = _pairs_layout(P, COLUMNS, num_warps, min(num_warps, P * COLUMNS // 32))
     COLUMN: gl.constexpr = gl.SliceLayout(0, PAIRS)
     KEYS_MEMORY: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, order=[1, 0])
     PAST_MEMORY: gl.constexpr = gl.SwizzledSharedLayout(8, 64 // HISTORY, HISTORY // 8, order=[1, 0])
@@ -764,8 +778,10 @@ def _verify_hopper(
     x = gl.convert_layout(x.permute([1, 0]), RIGHT, assert_trivial=True)
     own_high, own_low = _scores(x_left, x, _scores_layout(COLUMNS, COLUMNS, num_warps, 1), MMA)
     MATRIX: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0])
-    pair_high = gl.allocate_shared_memory(gl.float32, [COLUMNS, COLUMNS], MATRIX, own_high)
-    pair_low = gl.allocate_shared_memory(gl.float32, [COLUMNS, COLUMNS], MATRIX, own_low)
+    own = (
+        gl.allocate_shared_memory(gl.float32, [COLUMNS, COLUMNS], MATRIX, own_high),
+        gl.allocate_shared_memory(gl.float32, [COLUMNS, COLUMNS], MATRIX, own_low),
+    )
     g = log_decay(A_log_hv.to(gl.float32), a_t.to(gl.float32) + dt_bias_hv.to(gl.float32))
     gates = gl.allocate_shared_memory(gl.float32, [COLUMNS], FLAT, g)
 
@@ -796,7 +812,7 @@ def _verify_hopper(
         scores += (gl.allocate_shared_memory(gl.float32, [COLUMNS, P], MATRIX),)
         scales += (gl.allocate_shared_memory(gl.float32, [1, COLUMNS], MATRIX),)
         strengths += (gl.allocate_shared_memory(gl.float32, [1, COLUMNS], MATRIX),)
-    _coefficients(pair_high.load(PAIRS), pair_low.load(PAIRS), each_g, b_t, scores, scales, strengths, PAIRS)
+    _coefficients(own, each_g, b_t, scores, scales, strengths, PAIRS, SCORES)
     decay_high, decay_low = exp_pair(total_high, total_low)
     decay = decay_high + decay_low
 
@@ -919,7 +935,7 @@ def verify_hopper(
     out_fp32: torch.Tensor | None = None,
     *,
     config: Config | None = None,
-    pdl: bool = False,
+    overlap_previous: bool = False,
 ) -> torch.Tensor:
     """`verify` of `triton.py` for what `supports` accepts; safe to capture in a CUDA graph.
 
@@ -935,9 +951,10 @@ def verify_hopper(
         out: bf16 [B T, HV, 128], any token stride; allocated if None. Padding rows are set to zero.
         out_fp32: fp32 [B T, HV, 128], contiguous: the outputs before they are rounded. For tests.
         config: the cut, in place of the table's. For tuning.
-        pdl: launch before the previous kernel of the stream has ended (programmatic dependent launch): checkpoint,
-            ring and plan are then read at once, q, k, v, a and b after its end. Legal only if that kernel writes none
-            of the first three and neither does any other that may still run.
+        overlap_previous: the launch may start before the previous kernel of the stream has ended (programmatic
+            dependent launch), and does if the cut says so: checkpoint, ring and plan are then read at once, q, k, v, a
+            and b after its end. Legal only if that kernel writes none of the first three and neither does any other
+            that may still run.
 
     Returns:
         out.
@@ -958,6 +975,7 @@ def verify_hopper(
     heads, value_heads = q.shape[1], v.shape[1]
     config = config or choose_config(batch * value_heads, draft_tokens, ring.spec.window)
     slot_rows = state.stride(0) // DIM.value
+    pdl = overlap_previous and config.overlap
     _verify_hopper[(DIM.value // config.block_v, value_heads, batch)](
         q,
         k,
