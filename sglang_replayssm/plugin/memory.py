@@ -192,10 +192,15 @@ def index_bytes(spec: RingSpec) -> int:
     return spec.cursor_bytes + 4 * spec.plan_lines
 
 
+def cursor_bytes(pool: RingPool) -> int:
+    """Bytes of cursors, plan, counters and window index as allocated: what no request row accounts for."""
+    cursors = pool.cursors
+    return _bytes(cursors.position, cursors.plan, cursors.counters, pool.window_rows)
+
+
 def ring_bytes(pool: RingPool) -> int:
     """Bytes of ring, cursors, plan, counters and window index as allocated."""
-    ring, cursors = pool.ring, pool.cursors
-    return _bytes(*ring.tensors().values(), cursors.position, cursors.plan, cursors.counters, pool.window_rows)
+    return _bytes(*pool.ring.tensors().values()) + cursor_bytes(pool)
 
 
 def saved_bytes(pool: RingPool) -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from sglang_replayssm.kernels import fold, reset
+from sglang_replayssm.plugin.launch import fold, reset
 from sglang_replayssm.plugin.pool import RingPool, ring_of
 
 if TYPE_CHECKING:

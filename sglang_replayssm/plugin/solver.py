@@ -58,7 +58,8 @@ class Pools:
         state: recurrent and conv state of all slots.
         snapshots: state copies of the recurrent verify. 0 with the ring.
         windows: conv windows of the drafts.
-        ring: ring, cursors, plan and window index. 0 without it.
+        ring: records of the ring. 0 without it.
+        cursors: cursors, step plan, counters and window index of the ring, once a worker. 0 without it.
         kv_tokens: tokens of KV cache.
         kv_target, kv_draft: KV cache of the target model and of the draft model.
         kv_draft_budgeted: whether SGLang set the draft's KV cache aside; where not, it comes out of the reserve.
@@ -72,6 +73,7 @@ class Pools:
     snapshots: int
     windows: int
     ring: int
+    cursors: int
     kv_tokens: int
     kv_target: int
     kv_draft: int
@@ -81,7 +83,7 @@ class Pools:
 
     @property
     def scratch(self) -> int:
-        return self.snapshots + self.windows + self.ring
+        return self.snapshots + self.windows + self.ring + self.cursors
 
     @property
     def kv(self) -> int:
@@ -329,7 +331,8 @@ def _measured(target: ModelRunner, draft: ModelRunner, gpu: Gpu) -> Pools:
     scratch = {
         "snapshots": 0 if snapshots is None else _bytes(snapshots),
         "windows": _bytes(*getattr(mamba, "_intermediate_conv_window_phys", ())),
-        "ring": 0 if ring is None else memory.ring_bytes(ring),
+        "ring": 0 if ring is None else _bytes(*ring.ring.tensors().values()),
+        "cursors": 0 if ring is None else memory.cursor_bytes(ring),
     }
     shared = draft_copies(target.server_args) // target.tp_size
     used = round(gpu.weights * GIB) - shared + state + sum(scratch.values()) + kv_target + kv_draft + table

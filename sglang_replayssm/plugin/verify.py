@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sglang_replayssm.kernels import commit, fold_due, materialize, plan_window, verify
+from sglang_replayssm.plugin.launch import commit, fold_due, materialize, plan_window, verify
 from sglang_replayssm.plugin.pool import ring_of
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -34,8 +35,11 @@ def parse(config: Path, tmp_path: Path, *extra: str):
 
     architecture = "qwen3_5" if "qwen3.5" in config.stem else "qwen3_next"
     model = write_tiny_model(tmp_path / "model", architecture, weights=False)
-    # The device is named because SGLang refuses to guess one where there is none.
-    return prepare_server_args(["--config", str(config), "--model-path", str(model), "--device", "cuda", *extra])
+    # What SGLang asks a GPU: which one, whether it is NVIDIA's (prefix caching with speculation), how large.
+    module = "sglang.srt.server_args"
+    capacity = mock.patch(f"{module}.get_device_memory_capacity", lambda device: 141 * 1024)  # MiB
+    with mock.patch(f"{module}.is_cuda", lambda: True), capacity:
+        return prepare_server_args(["--config", str(config), "--model-path", str(model), "--device", "cuda", *extra])
 
 
 @each_config
@@ -44,7 +48,8 @@ def test_parses_into_a_server_that_uses_the_ring(config, tmp_path):
     assert flags.enabled(args)
     assert (args.gdn_replayssm_cache_len, args.gdn_replayssm_fold) == (16, "fp32")
     assert args.speculative_num_draft_tokens == args.speculative_num_steps + 1 == 4
-    assert args.speculative_eagle_topk == 1 and args.disable_radix_cache
+    assert args.speculative_eagle_topk == 1
+    assert args.enable_mamba_extra_buffer() and not args.disable_overlap_schedule, "prefix caching as SGLang has it"
     flags.raise_on_contradiction(args)
     assert support.why_not(args) == []
     tensor_parallel = int(config.stem.rpartition("-tp")[2]) if "-tp" in config.stem else 1

@@ -50,6 +50,8 @@ class Batch:
     probe: int = 0
     conversations: Sequence[str] = ()
     stops: Sequence[int] = ()
+    sampling: Sequence[Mapping[str, Any]] = ()
+    session: str = ""
     abort_after: Mapping[int, int] = field(default_factory=dict)
 
     def lengths(self) -> list[int]:
@@ -141,6 +143,8 @@ def run_engine(
                     "probe": b.probe,
                     "conversations": list(b.conversations),
                     "stops": list(b.stops),
+                    "sampling": [dict(own) for own in b.sampling] or [{}] * len(b.prompts),
+                    "session": b.session,
                     "abort_after": {str(index): tokens for index, tokens in b.abort_after.items()},
                 }
                 for b in batches
@@ -204,10 +208,14 @@ def _serve(directory: Path) -> None:
     engine = sglang.Engine(**job["arguments"])
     try:
         print("started", file=progress)
+        for session in {batch["session"] for batch in job["batches"]} - {""}:
+            engine.open_session(capacity_of_str_len=1000, session_id=session, streaming=True)
         batches, said = [], {}
         for number, batch in enumerate(job["batches"], start=1):
             batches.append([asdict(output) for output in _run_batch(engine, batch, said)])
             print(f"batch {number}", file=progress)
+        for session in {batch["session"] for batch in job["batches"]} - {""}:
+            engine.close_session(session)
         states = engine.get_server_info().get("internal_states") or [{}]
         replayssm = states[0].get("gdn_replayssm")
         metrics = _metrics(replayssm) if job["arguments"].get("enable_metrics") else ""
@@ -225,12 +233,21 @@ def _run_batch(engine, batch: dict[str, Any], said: dict[str, list[int]]) -> lis
     if names:
         prompts = [said.get(name, []) + prompt for name, prompt in zip(names, prompts, strict=True)]
     ending = {"stop_token_ids": batch["stops"]} if batch["stops"] else {"ignore_eos": True}
-    sampling = [{"temperature": 0, "max_new_tokens": n, **ending} for n in batch["lengths"]]
+    sampling = [
+        {"temperature": 0, "max_new_tokens": n, **ending, **own}
+        for n, own in zip(batch["lengths"], batch["sampling"], strict=True)
+    ]
     logprobs = {}
     if batch["top_logprobs"]:
         logprobs = {"return_logprob": True, "top_logprobs_num": batch["top_logprobs"]}
-        logprobs["token_ids_logprob"] = [[batch["probe"]]] * len(prompts)
-    if batch["abort_after"]:
+        # SGLang takes no list of lists with copies, nor for a single prompt.
+        if not batch["session"] and not any("n" in own for own in batch["sampling"]):
+            logprobs["token_ids_logprob"] = [[batch["probe"]]] * len(prompts)
+    if batch["session"]:
+        turn = {"input_ids": prompts[0], "session_params": {"id": batch["session"]}}
+        answer = engine.generate(sampling_params=sampling[0], **turn, **logprobs)
+        outputs = [_output(answer)]
+    elif batch["abort_after"]:
         outputs = engine.loop.run_until_complete(_run_with_aborts(engine, prompts, sampling, batch["abort_after"]))
     else:
         answers = engine.generate(input_ids=prompts, sampling_params=sampling, **logprobs)

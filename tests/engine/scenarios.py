@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import conversations
+import endings
 from engine_harness import NEXTN, Batch, EngineResult, run_engine
 
 CHUNK = 16
@@ -26,6 +28,12 @@ CROWD = Batch(
 )
 # Alone, so that no other request shares its chunks: the last one has a single token.
 ONE_TOKEN_LAST_CHUNK = Batch(prompts=[[(7 * i) % 480 + 5 for i in range(CHUNK + 1)]], max_new_tokens=7)
+# A pool that cannot hold three of these to their ends: requests are retracted, and prefilled again later.
+PRESSURE = {"max_total_tokens": 64, "schedule_conservativeness": 0.1}
+# Windows of 16, 4 and 2 tokens by what the last step has accepted; of 2, and of 1 (no drafts), while three requests
+# run.
+EAGER = {"ema_alpha": 1.0, "update_interval": 1, "warmup_batches": 0, "down_hysteresis": 0.75}
+ADAPTIVE = {"1": {"candidate_steps": [1, 3, 15], **EAGER}, "3": {"candidate_steps": [0, 1], **EAGER}}
 # What a broken commit needs to show itself.
 SINGLE = Batch(prompts=CROWD.prompts[:1], max_new_tokens=12)
 
@@ -62,6 +70,8 @@ class Scenario:
     overlap: bool = False
     batches: tuple[Batch, ...] = (CROWD, ONE_TOKEN_LAST_CHUNK)
     shape: dict[str, int] = field(default_factory=lambda: SMALL)
+    tokenizer: bool = False
+    adaptive: dict[str, Any] = field(default_factory=dict)
     timeout: float = 600 + 60 * conversations.SCRIPTS
 
 
@@ -82,6 +92,26 @@ SCENARIOS = {
     ),
     "3.5-every-commit-overlap": Scenario(
         "qwen3_5", {**NEXTN, **REPLAYSSM, "gdn_replayssm_fold": "every-commit"}, overlap=True
+    ),
+    "3.5-endings-stock": Scenario(
+        "qwen3_5", {**NEXTN, **endings.SERVER}, overlap=True, batches=endings.BATCHES, tokenizer=True
+    ),
+    "3.5-endings-replay": Scenario(
+        "qwen3_5",
+        {**NEXTN, **REPLAYSSM, "gdn_replayssm_cache_len": 8, **endings.SERVER},
+        overlap=True,
+        batches=endings.BATCHES,
+        tokenizer=True,
+    ),
+    "3.5-retracted": Scenario(
+        "qwen3_5",
+        {**NEXTN, **REPLAYSSM, "gdn_replayssm_cache_len": 8, **PRESSURE},
+        overlap=True,
+        batches=(CROWD,),
+    ),
+    "3.5-adaptive": Scenario("qwen3_5", {**NEXTN, **REPLAYSSM}, batches=(CROWD,), adaptive=ADAPTIVE),
+    "3.5-tree": Scenario(
+        "qwen3_5", {**NEXTN, **REPLAYSSM, "speculative_eagle_topk": 2, "enable_metrics": True}, batches=(SINGLE,)
     ),
     "next-cached-stock": cached(EXTRA_BUFFER, overlap=True),
     "next-no-buffer": cached({**NO_BUFFER, **REPLAYSSM, "gdn_replayssm_cache_len": 8}),
@@ -109,5 +139,10 @@ def run_scenario(scenario: Scenario, directory: Path) -> EngineResult:
         "max_mamba_cache_size": 8,
         "chunked_prefill_size": CHUNK,
     }
+    if scenario.tokenizer:
+        endings.add_tokenizer(model)
+    if scenario.adaptive:
+        (model / "adaptive.json").write_text(json.dumps(scenario.adaptive))
+        arguments |= {"speculative_adaptive": True, "speculative_adaptive_config": str(model / "adaptive.json")}
     env = {**environment(), **scenario.env}
     return run_engine(model, scenario.batches, env=env, timeout=scenario.timeout, **arguments | scenario.arguments)

@@ -17,7 +17,8 @@ import pytest
 pytest.importorskip("sglang_cpusim", reason="needs tests/cpusim installed (make setup)")
 
 import conversations
-from engine_harness import EngineFailure
+import endings
+from engine_harness import EngineFailure, Output
 from scenarios import CROWD, ONE_TOKEN_LAST_CHUNK, SCENARIOS, SMALL
 
 from sglang_replayssm.plugin import solver
@@ -135,11 +136,100 @@ def test_the_plan_is_what_the_engine_allocates(runs, tmp_path, monkeypatch):
     assert re.search(rf"allocated for {ring.slots} slots and {ring.requests} request rows", run.log)
     assert ring.state == stock.state == (ring.slots + 1) * report["checkpoint_bytes_per_slot"]
     assert stock.scratch == rows * report["stock_scratch_bytes_per_request"]
-    # The step plan and the cursors are no request's own: 3 % of so small a ring, nothing of a real one.
-    assert ring.windows + ring.ring == pytest.approx(rows * report["ring_bytes_per_request"], rel=0.03)
+    assert ring.windows + ring.ring == rows * report["ring_bytes_per_request"]
+    assert ring.cursors == report["cursor_bytes"] > 0
     assert stock.scratch - ring.scratch == series(run.metrics)["bytes_saved"]
     caches = re.findall(r"KV Cache is allocated\. .*?#tokens: (\d+)", run.log)
     assert list(map(int, caches)) == [ring.kv_tokens] * 2, "target and draft"
+
+
+def by_name(run) -> dict[str, Output]:
+    return dict(zip(endings.NAMES, run.batches[0], strict=True))
+
+
+def assert_same_candidates(outputs: list[Output], expected: list[Output]) -> None:
+    """The same best tokens everywhere, log-probabilities equal but for rounding."""
+    for mine, stocks in zip(outputs, expected, strict=True):
+        assert mine.tokens == stocks.tokens and len(mine.candidates) == len(mine.tokens)
+        for ours, theirs in zip(mine.candidates, stocks.candidates, strict=True):
+            assert [token for _, token in ours] == [token for _, token in theirs]
+            assert [value for value, _ in ours] == pytest.approx([value for value, _ in theirs], abs=0.01)
+
+
+@pytest.mark.scenarios("3.5-endings-stock", "3.5-endings-replay")
+class TestEndings:
+    """What bends or ends an answer inside a window, copies of a request, log-probabilities, a streaming session."""
+
+    def test_answers_end_as_with_stock(self, runs):
+        stock, replay = (by_name(runs[name]) for name in ("3.5-endings-stock", "3.5-endings-replay"))
+        for name in endings.NAMES:
+            if name not in endings.NOT_COMPARED:
+                assert replay[name] == stock[name], name
+
+    def test_they_ended_for_the_reasons_meant(self, runs):
+        """Early, by a stop or by the grammar; the sampled one has its length, the aborted one left nothing behind."""
+        replay = by_name(runs["3.5-endings-replay"])
+        early = ("stop string", "stop token", "end of sequence", "grammar")
+        assert all(replay[name].finish_reason == "stop" for name in early), replay
+        assert str(replay["stop string"].tokens[-1]).startswith("3")
+        assert replay["stop token"].tokens[-1] in endings.STOPS
+        assert replay["end of sequence"].tokens[-1] in endings.END
+        assert all(len(replay[name].tokens) < endings.LONG for name in early)
+        bounds = [tuple(map(int, place.split("-"))) for place in endings.GRAMMAR.split()]
+        allowed = zip(bounds, replay["grammar"].tokens, strict=True)
+        assert all(low <= token <= high for (low, high), token in allowed)
+        assert [len(replay[name].tokens) for name in ("two tokens", "sampled")] == [2, 5]
+        assert replay["aborted"].finish_reason == "abort"
+
+    def test_copies_and_their_log_probabilities(self, runs):
+        stock, replay = (runs[name].batches[1] for name in ("3.5-endings-stock", "3.5-endings-replay"))
+        assert [len(output.tokens) for output in replay] == [4, 4]
+        assert_same_candidates(replay, stock)
+
+    def test_a_session_goes_on_from_its_records(self, runs):
+        """The second prefill finds the state of the first turn's end, records included. (A text alone may agree by
+        chance.)"""
+        names = ("3.5-endings-stock", "3.5-endings-replay")
+        stock, replay = ([turn for (turn,) in runs[name].batches[2:]] for name in names)
+        assert [len(turn.tokens) for turn in replay] == [3, 6] and replay[1].cached_tokens > 3
+        assert_same_candidates(replay, stock)
+
+    def test_it_was_on_and_folded(self, runs):
+        report = runs["3.5-endings-replay"].replayssm
+        assert report["active"] and report["folds"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.scenarios("3.5-stock-overlap", "3.5-retracted")
+def test_retracted_requests_say_the_same(runs):
+    """Memory runs out, so requests lose row and slot, and get others later."""
+    retracted = runs["3.5-retracted"]
+    assert "Retract requests" in retracted.log and retracted.replayssm["active"]
+    assert retracted.tokens()[0] == runs["3.5-stock-overlap"].tokens()[0]
+
+
+@pytest.mark.slow
+@pytest.mark.scenarios("3.5-stock-overlap", "3.5-adaptive")
+def test_draft_lengths_that_change_while_serving(runs):
+    """Windows of 1, 2, 4 and 16 tokens over the same rings."""
+    adaptive = runs["3.5-adaptive"]
+    taken = set(re.findall(r"steps (\d+) -> (\d+)", adaptive.log))
+    assert {int(steps) for change in taken for steps in change} == {0, 1, 3, 15}, taken
+    assert adaptive.replayssm["active"] and adaptive.replayssm["max_draft_tokens"] == 16
+    assert adaptive.tokens()[0] == runs["3.5-stock-overlap"].tokens()[0]
+
+
+@pytest.mark.slow
+@pytest.mark.scenarios("3.5-stock-overlap", "3.5-tree")
+def test_a_fallback_says_why_and_serves_as_stock(runs):
+    tree = runs["3.5-tree"]
+    reason = "--speculative-eagle-topk is 2 (tree verify); only 1 is a chain"
+    assert tree.replayssm == {"active": False, "reasons": [reason]}
+    assert tree.log.count(f"the ring is not used because {reason}. Serving through SGLang's recurrent verify.") == 1
+    shown = [line for line in tree.metrics.splitlines() if line.startswith("sglang_replayssm:")]
+    assert len(shown) == 1 and f'reason="{reason}"' in shown[0] and shown[0].endswith(" 1.0"), shown
+    (said,) = tree.batches[0]
+    assert said.tokens == runs["3.5-stock-overlap"].tokens()[0][0][: len(said.tokens)] and len(said.tokens) == 12
 
 
 @pytest.mark.slow

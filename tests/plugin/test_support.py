@@ -112,6 +112,56 @@ def test_fallback_warns_once_and_hooks_only_report_and_repair(make_args, caplog,
     assert applied == [activation.seams.WITH_FLAG] * 2 and not activation.active()
 
 
+def test_mixed_batches_are_turned_off_by_sglang(make_args):
+    """A plain extend beside verify rows would be one more place that reads states."""
+    args = make_args(enable_mixed_chunk=True)
+    assert not args.enable_mixed_chunk and support.why_not(args) == []
+
+
+HICACHE = {"disable_radix_cache": False, "enable_hierarchical_cache": True}
+NOT_A_CHAIN = "is not one of EAGLE, EAGLE3, NEXTN"
+
+
+@pytest.mark.parametrize(
+    ("afterwards", "reason"),
+    [
+        pytest.param(HICACHE, "--enable-hierarchical-cache is on", id="HiCache"),
+        pytest.param(
+            {"disaggregation_mode": "decode"},
+            "PD disaggregation is on (--disaggregation-mode decode)",
+            id="PD decode",
+        ),
+        pytest.param(
+            {"disaggregation_mode": "prefill"},
+            "PD disaggregation is on (--disaggregation-mode prefill)",
+            id="PD prefill",
+        ),
+        pytest.param({"pp_size": 2}, "pipeline parallelism is on (--pp-size 2)", id="pipeline parallelism"),
+        pytest.param({"speculative_algorithm": "NGRAM"}, f"--speculative-algorithm NGRAM {NOT_A_CHAIN}", id="NGRAM"),
+        pytest.param({"speculative_algorithm": "DFLASH"}, f"--speculative-algorithm DFLASH {NOT_A_CHAIN}", id="DFlash"),
+        pytest.param(
+            {"speculative_eagle_topk": 4},
+            "--speculative-eagle-topk is 4 (tree verify); only 1 is a chain",
+            id="tree verify",
+        ),
+    ],
+)
+def test_a_deployment_that_is_served_by_stock_is_told_so(make_args, caplog, monkeypatch, afterwards, reason):
+    """The one warning, word for word, and no hook on the state's path."""
+    applied = []
+    monkeypatch.setattr(activation, "reasons", None)
+    monkeypatch.setattr(activation, "_apply", applied.append)
+    args = make_args(afterwards=afterwards)
+    with caplog.at_level(logging.WARNING, logger=activation.__name__):
+        activation.activate(args)
+    (warning,) = [record.getMessage() for record in caplog.records if record.name == activation.__name__]
+    assert warning == (
+        f"--enable-gdn-replayssm-spec: the ring is not used because {reason}. "
+        "Serving through SGLang's recurrent verify."
+    )
+    assert applied == [activation.seams.WITH_FLAG] and not activation.active()
+
+
 def test_support_reads_the_interpreter_on_the_cpu(make_args, monkeypatch):
     import triton
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 from test_memory import CONV, HV, LAYERS, H, K, V, server_args
+from triton.compiler.errors import CompilationError
 
+from sglang_replayssm import kernels
 from sglang_replayssm.kernels.recurrence import recurrence
 from sglang_replayssm.kernels.ring import WRITE_POS
-from sglang_replayssm.plugin import memory, rows, verify
+from sglang_replayssm.plugin import donation, launch, memory, rows, verify
 from sglang_replayssm.plugin.pool import ring_of
 
 T_MAX, WINDOW, ROWS, SLOTS = 4, 8, 4, 12
@@ -333,3 +338,40 @@ def test_other_extends_and_pools_without_a_ring_are_stock(server):
 def test_a_plain_decode_is_refused(server):
     with pytest.raises(RuntimeError, match="would lose them"):
         verify.forward_decode(None, server.backend)
+
+
+class Uncompilable:
+    """A Triton kernel whose launch ends in the compiler's error."""
+
+    def __getitem__(self, grid):
+        raise CompilationError("", None, "no such layout")
+
+
+def test_a_verify_kernel_that_does_not_compile_ends_the_step(server, monkeypatch):
+    """One error that says which kernel and what to do, the compiler's behind it; no token is accepted."""
+    row = server.admit()
+    monkeypatch.setattr(sys.modules["sglang_replayssm.kernels.verify.triton"], "_verify", Uncompilable())
+    words = r"the kernel `verify` \(portable Triton, T=4, fold=fp32, W=8\) does not compile or launch"
+    with pytest.raises(RuntimeError, match=words) as caught:
+        server.step([row], [T_MAX])
+    assert isinstance(caught.value.__cause__, CompilationError) and "Start without the flag" in str(caught.value)
+    assert int(server.ring.cursors.position[row, WRITE_POS]) == 0
+
+
+@pytest.mark.parametrize("name", launch.__all__)
+def test_every_kernel_that_the_hooks_launch_is_named_in_its_failure(server, name):
+    def broken(*args, **kwargs):
+        raise failure
+
+    explained = launch.explained(functools.wraps(getattr(kernels, name))(broken))
+    arguments = dict.fromkeys(inspect.signature(getattr(kernels, name)).parameters)
+    arguments |= {"cursors": server.ring.cursors} | ({"draft_tokens": 3} if name == "verify" else {})
+    failure = CompilationError("", None, "no such layout")
+    with pytest.raises(RuntimeError, match=rf"the kernel `{name}` \(.*fold=fp32, W=8\).*CompilationError") as caught:
+        explained(**arguments)
+    assert caught.value.__cause__ is failure
+    failure = torch.OutOfMemoryError("not the compiler's")
+    with pytest.raises(torch.OutOfMemoryError, match="not the compiler's"):
+        explained(**arguments)
+    for module in (verify, rows, donation):
+        assert getattr(module, name, getattr(launch, name)) is getattr(launch, name), "launched past the explanation"

@@ -40,7 +40,7 @@ def register() -> None:
 
 def install() -> None:
     """Make this process run SGLang's kernels on CPU tensors. For in-process tests of pools and backends."""
-    from sglang_cpusim import devices, faults, gdn, grammar_sync, interpreter, sabotage, scatter, speculation
+    from sglang_cpusim import devices, faults, gdn, grammar, grammar_sync, interpreter, sabotage, scatter, speculation
 
     devices.install()
     interpreter.install()
@@ -48,5 +48,6 @@ def install() -> None:
     scatter.install()
     speculation.install()
     sabotage.install()
+    grammar.install()
     grammar_sync.install()
     faults.install()
