@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import shutil
 import sys
 import tempfile
 import time
@@ -150,19 +149,23 @@ class Run:
         """Kernels of a few steps in the middle of a wave."""
         a, steps = self.args, 12
         sizes = (a.profile, a.input_tokens, a.output_tokens or 384)
-        with self.server(self.launch(side, a.max_running_requests), side) as server, ThreadPoolExecutor(1) as pool:
+        launch = self.launch(side, a.max_running_requests)
+        with (
+            tempfile.TemporaryDirectory() as scratch,
+            self.server(launch, side) as server,
+            ThreadPoolExecutor(1) as pool,
+        ):
+            folder = Path(scratch)
             self.log(f"{side}: ready after {server.startup_seconds:.0f} s")
             warm = client.wave(server.url, *sizes, seed=1)
-            folder = Path(tempfile.mkdtemp())
             wave = pool.submit(client.wave, server.url, *sizes, seed=2)
             time.sleep(warm.seconds / 2)  # past the prefills
             profile.record(server.url, folder, steps)
             wave.result()
             found = profile.summarise(profile.wait_for_trace(folder, 120), gdn_layers(a.shape))
-        shutil.rmtree(folder)
         for table in profile.tables(f"flag {side}", found):
             self.console.print(table)
-        return {"side": side, "concurrency": a.profile, **profile.as_dict(found)}
+        return {"side": side, "concurrency": a.profile, **asdict(found)}
 
     # -- fixed memory -------------------------------------------------------------------------------------------
 
@@ -225,11 +228,9 @@ def main(argv: list[str] | None = None) -> int:
                 failed = True
                 run.log(f"{side}: failed: {error}")
             path.write_text(json.dumps(results, indent=1, default=str))
-        if args.profile:
-            pass  # has its tables already
-        elif args.fixed_memory:
+        if kind == "fixed-memory":
             run.console.print(report.fixed_memory_table(results["runs"]))
-        else:
+        elif kind == "serving":  # a profile has printed its tables
             run.console.print(report.throughput_table(results["runs"], args.concurrency))
             run.console.print(report.memory_table(results["runs"]))
             title = f"{args.input_tokens} in / {args.output_tokens or 384} out, {results['environment']['gpu']}"

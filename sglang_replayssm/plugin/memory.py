@@ -188,19 +188,19 @@ def _log_reservation(slots: int, rows: int, allocated: int) -> None:
 
 
 def index_bytes(spec: RingSpec) -> int:
-    """Bytes of cursors, plan, counters and of the index of conv windows."""
+    """Bytes of cursors, plan, counters and of the index of conv windows: what no request row accounts for."""
     return spec.cursor_bytes + 4 * spec.plan_lines
 
 
-def cursor_bytes(pool: RingPool) -> int:
-    """Bytes of cursors, plan, counters and window index as allocated: what no request row accounts for."""
+def allocated_index_bytes(pool: RingPool) -> int:
+    """`index_bytes` as allocated."""
     cursors = pool.cursors
     return _bytes(cursors.position, cursors.plan, cursors.counters, pool.window_rows)
 
 
 def ring_bytes(pool: RingPool) -> int:
     """Bytes of ring, cursors, plan, counters and window index as allocated."""
-    return _bytes(*pool.ring.tensors().values()) + cursor_bytes(pool)
+    return _bytes(*pool.ring.tensors().values()) + allocated_index_bytes(pool)
 
 
 def saved_bytes(pool: RingPool) -> int:

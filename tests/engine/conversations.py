@@ -40,7 +40,7 @@ def script(seed: int, name: str = "") -> list[Batch]:
                 prompts=prompts,
                 max_new_tokens=[rng.randint(4, 14) for _ in speakers],
                 conversations=[f"{name}{seed}-{speaker}" for speaker in speakers],
-                stops=stops,
+                sampling=[{"stop_token_ids": stops, "ignore_eos": False}] * len(speakers),
                 abort_after={0: ABORT_AFTER} if rng.random() < 0.4 else {},
             )
         )

@@ -40,8 +40,10 @@ class Batch:
     `top_logprobs` asks for that many candidates at each position, and for the log-probability of `probe`.
 
     With `conversations`, one name a prompt, a prompt is appended to all that its conversation has said so far, answers
-    included. `stops` are tokens that end an answer. `abort_after` aborts the prompt of an index once it has as many
-    tokens: its answer is not compared (`tokens` is empty) and its conversation does not remember the turn.
+    included. `sampling` adds to or replaces the sampling parameters of each prompt, which are greedy and ignore the end
+    of a sequence. `session` names the streaming session whose next turn the only prompt is. `abort_after` aborts the
+    prompt of an index once it has as many tokens: its answer is not compared (`tokens` is empty) and its conversation
+    does not remember the turn.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -49,7 +51,6 @@ class Batch:
     top_logprobs: int = 0
     probe: int = 0
     conversations: Sequence[str] = ()
-    stops: Sequence[int] = ()
     sampling: Sequence[Mapping[str, Any]] = ()
     session: str = ""
     abort_after: Mapping[int, int] = field(default_factory=dict)
@@ -142,7 +143,6 @@ def run_engine(
                     "top_logprobs": b.top_logprobs,
                     "probe": b.probe,
                     "conversations": list(b.conversations),
-                    "stops": list(b.stops),
                     "sampling": [dict(own) for own in b.sampling] or [{}] * len(b.prompts),
                     "session": b.session,
                     "abort_after": {str(index): tokens for index, tokens in b.abort_after.items()},
@@ -208,13 +208,14 @@ def _serve(directory: Path) -> None:
     engine = sglang.Engine(**job["arguments"])
     try:
         print("started", file=progress)
-        for session in {batch["session"] for batch in job["batches"]} - {""}:
+        sessions = {batch["session"] for batch in job["batches"]} - {""}
+        for session in sessions:
             engine.open_session(capacity_of_str_len=1000, session_id=session, streaming=True)
         batches, said = [], {}
         for number, batch in enumerate(job["batches"], start=1):
             batches.append([asdict(output) for output in _run_batch(engine, batch, said)])
             print(f"batch {number}", file=progress)
-        for session in {batch["session"] for batch in job["batches"]} - {""}:
+        for session in sessions:
             engine.close_session(session)
         states = engine.get_server_info().get("internal_states") or [{}]
         replayssm = states[0].get("gdn_replayssm")
@@ -232,9 +233,8 @@ def _run_batch(engine, batch: dict[str, Any], said: dict[str, list[int]]) -> lis
     prompts, names = batch["prompts"], batch["conversations"]
     if names:
         prompts = [said.get(name, []) + prompt for name, prompt in zip(names, prompts, strict=True)]
-    ending = {"stop_token_ids": batch["stops"]} if batch["stops"] else {"ignore_eos": True}
     sampling = [
-        {"temperature": 0, "max_new_tokens": n, **ending, **own}
+        {"temperature": 0, "max_new_tokens": n, "ignore_eos": True, **own}
         for n, own in zip(batch["lengths"], batch["sampling"], strict=True)
     ]
     logprobs = {}

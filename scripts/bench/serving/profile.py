@@ -8,7 +8,7 @@ import json
 import re
 import time
 from collections import defaultdict
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -133,8 +133,3 @@ def tables(side: str, profile: Profile, most: int = 14) -> list[Table]:
     for near in profile.layer:
         second.add_row(str(near.place), near.name, f"{near.microseconds:.1f}", f"{near.gap:.1f}")
     return [first, second]
-
-
-def as_dict(profile: Profile) -> dict:
-    """For the JSON."""
-    return asdict(profile)

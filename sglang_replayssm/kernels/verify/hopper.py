@@ -62,7 +62,7 @@ MAX_WINDOW = 32
 
 DIM = gl.constexpr(128)  # K = V
 CHUNK = gl.constexpr(32)  # columns of S at a time in registers: at more the compiler spills others
-CHUNKS = gl.constexpr(4)
+CHUNKS = gl.constexpr(DIM.value // CHUNK.value)
 
 
 # ---------------------------------------------------------------------------------------------------- configuration
@@ -466,7 +466,7 @@ def _load_history_deltas(
 
 
 @gluon.jit
-def _project_tiles(tiles, arrived, x, boundary, TILES: gl.constexpr, MMA: gl.constexpr, num_warps: gl.constexpr):
+def _project_tiles(tiles, arrived, x, TILES: gl.constexpr, MMA: gl.constexpr, num_warps: gl.constexpr):
     """A tuple of the tiles' S X, each computed as its tile arrives."""
     ROWS: gl.constexpr = tiles[0].shape[0]
     COLUMNS: gl.constexpr = x.shape[1]
@@ -849,9 +849,9 @@ def _verify_hopper(
                 tiles, arrived, x, d, weights, fold_keys, decay, state, first_row, boundary, TILES, MMA, num_warps
             )
         else:
-            projected = _project_tiles(tiles, arrived, x, boundary, TILES, MMA, num_warps)
+            projected = _project_tiles(tiles, arrived, x, TILES, MMA, num_warps)
     else:
-        projected = _project_tiles(tiles, arrived, x, boundary, TILES, MMA, num_warps)
+        projected = _project_tiles(tiles, arrived, x, TILES, MMA, num_warps)
 
     # The window's own recurrence, a row of V a lane.
     u = ()
