@@ -5,8 +5,13 @@ not associative, so equal bits take equal operations in equal order, and equal r
 on a state tile of [K, STOCK_BLOCK_V] that reduces over K. A token is: l2-normalise by a division by
 sqrt(|x|^2 + 1e-6), decay, S k, d, rank-1 update, and only then the output. Do not replace any of it by something
 faster; `primitives.softplus` is more accurate than the log(1 + e^x) here, and therefore wrong.
+
+Columns of a tile do not meet in any sum, so a narrower tile keeps the bits as long as the compiler spreads K over the
+lanes in the same way; more programs then fit on a multiprocessor, whose loads hide behind each other. Shown on Hopper
+GPUs only (tests/kernels/test_bit_identity.py); SGLang found that on Blackwell narrow tiles do change bits.
 """
 
+import torch
 import triton
 import triton.language as tl
 
@@ -14,6 +19,15 @@ from .primitives import NORM_EPSILON, SOFTPLUS_LIMIT
 
 STOCK_BLOCK_V = 32
 STOCK_WARPS = 1
+
+# A lane holds 4 consecutive elements along K, in tiles of at least so many elements.
+FEWEST_TILE_ELEMENTS = 4 * 32
+
+
+def tile_columns(narrow: int, K: int, V: int, device: torch.device) -> int:
+    """BLOCK_V: `narrow` where that has been shown to keep the bits, else that of SGLang's kernel."""
+    hopper = device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device)[0] == 9
+    return min(V, narrow if hopper and K * narrow >= FEWEST_TILE_ELEMENTS else STOCK_BLOCK_V)
 
 
 @triton.jit

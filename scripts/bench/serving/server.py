@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -61,10 +63,13 @@ class StartFailed(RuntimeError):
     """The server did not come up; the message holds the end of its log."""
 
 
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+def free_port(last: int = 50_000) -> int:
+    """A free port; SGLang takes another one up to 10,000 above it, so that most ephemeral ports will not do."""
+    for port in random.sample(range(20_000, last), 100):
+        with socket.socket() as s, contextlib.suppress(OSError):
+            s.bind(("127.0.0.1", port))
+            return port
+    raise StartFailed(f"no free port found between 20000 and {last}")
 
 
 class Server:

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from ..primitives import fold_tile, load_decays, load_keys, wrap
 from ..ring import PLAN_ROW, PLAN_SLOT, Cursors, Ring, check_indices
-from ..sequential import STOCK_BLOCK_V, STOCK_WARPS
+from ..sequential import STOCK_WARPS, tile_columns
 from .reach import reach
 from .replay import replay_rows
 
@@ -22,6 +22,9 @@ BLOCK = 128
 # Batch rows that a launch works on at once; the programs of a head take the others in turn. Most have nothing to do,
 # and programs that only start and end would cost a large batch more than the folds.
 ROWS_AT_ONCE = 8
+
+# Columns of a replaying program's state tile.
+REPLAY_BLOCK_V = 8
 
 # Place in `Cursors.counters`.
 FOLDS = tl.constexpr(Cursors.COUNTERS.index("folds"))
@@ -196,7 +199,7 @@ def _launch(state, ring, cursors, rows, slots, least: int, steps=None, targets=N
     sizes = {"H": spec.num_k_heads, "HV": v_heads, "K": k_dim, "V": v_dim, "R": spec.records}
     at_once = min(batch, ROWS_AT_ONCE)
     if replays:
-        block_v = min(v_dim, STOCK_BLOCK_V)
+        block_v = tile_columns(REPLAY_BLOCK_V, k_dim, v_dim, state.device)
         grid = (v_dim // block_v, layers * v_heads, at_once)
         replay_rows[grid](*arguments, **sizes, BLOCK_V=block_v, num_warps=STOCK_WARPS)
     else:

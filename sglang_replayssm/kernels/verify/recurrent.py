@@ -11,8 +11,11 @@ import triton.language as tl
 
 from ..primitives import PLAN_BASE, PLAN_COLUMNS, PLAN_ROW, PLAN_SLOT, round_to, wrap
 from ..ring import Cursors, Ring
-from ..sequential import STOCK_BLOCK_V, STOCK_WARPS, advance, stock_gates, unit
+from ..sequential import STOCK_WARPS, advance, stock_gates, tile_columns, unit
 from .triton import _checked_batch
+
+# Columns of a program's state tile up to so many heads a launch (one request), and beyond.
+FEW_HEADS, FEW_HEADS_BLOCK_V, BLOCK_V = 64, 4, 16
 
 
 # T stays a runtime value, as in SGLang's kernel: an unrolled loop might be contracted differently.
@@ -133,7 +136,8 @@ def verify(
     if batch == 0:
         return out
     (heads, head_k_dim), (v_heads, head_v_dim) = q.shape[1:], v.shape[1:]
-    block_v = min(head_v_dim, STOCK_BLOCK_V)
+    narrow = FEW_HEADS_BLOCK_V if batch * v_heads <= FEW_HEADS else BLOCK_V
+    block_v = tile_columns(narrow, head_k_dim, head_v_dim, q.device)
     _verify_recurrent[(head_v_dim // block_v, v_heads, batch)](
         q,
         k,
