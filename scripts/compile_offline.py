@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -131,7 +132,20 @@ def materialize_variants() -> Iterator[Variant]:
         yield f"materialize {fold:12} K=V=128", Case(torch.bfloat16, 4, 128, batch=16, window=16, fold=fold).materialize
 
 
-VARIANTS = (verify_variants, fold_variants, policy_variants, materialize_variants)
+def conv_variants() -> Iterator[Variant]:
+    for T in (1, 4, 8, 16):
+        dim, layers = 8192, 2
+        cursors = Case(torch.bfloat16, T, 128, batch=4, window=16).cursors
+        state = torch.empty(layers, 5, dim, 3, dtype=torch.bfloat16)
+        windows = torch.empty(layers, 5, T, dim, dtype=torch.bfloat16)
+        x, weight = torch.empty(4 * T, dim, dtype=torch.bfloat16), torch.empty(dim, 4, dtype=torch.bfloat16)
+        arguments = (x, state[0], weight, None, "silu", windows[0], cursors, T)
+        yield f"conv   bfloat16 T={T}", partial(kernels.convolve, *arguments)
+    steps = torch.zeros(4, dtype=torch.int64)
+    yield "commit bfloat16 conv", partial(kernels.commit_conv, state, windows, cursors, steps, steps, steps)
+
+
+VARIANTS = (verify_variants, fold_variants, policy_variants, materialize_variants, conv_variants)
 
 
 def main(wanted: list[str]) -> None:

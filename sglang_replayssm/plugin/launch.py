@@ -12,7 +12,7 @@ from sglang_replayssm import kernels
 from sglang_replayssm.kernels import Cursors
 from sglang_replayssm.plugin import flags
 
-__all__ = ["commit", "fold", "fold_due", "materialize", "plan_window", "reset", "verify"]
+__all__ = ["commit", "commit_conv", "convolve", "fold", "fold_due", "materialize", "plan_window", "reset", "verify"]
 
 # What the device itself reports, maybe of somebody else's kernel; torch's own words are the better ones.
 OF_THE_DEVICE = (torch.OutOfMemoryError, torch.AcceleratorError)
@@ -49,6 +49,8 @@ def _describe(name: str, arguments: dict) -> str:
 
 
 commit = explained(kernels.commit)
+commit_conv = explained(kernels.commit_conv)
+convolve = explained(kernels.convolve)
 fold = explained(kernels.fold)
 fold_due = explained(kernels.fold_due)
 materialize = explained(kernels.materialize)

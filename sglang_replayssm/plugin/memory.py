@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.memory_pool import MambaPool
     from sglang.srt.model_executor.model_runner import ModelRunner
 
-    from sglang_replayssm.kernels import RingSpec
-
 logger = logging.getLogger(__name__)
 
 GIB = 1 << 30
@@ -27,25 +25,27 @@ reserved_bytes: int | None = None
 
 
 def window_shapes(params: BaseLinearStateParams, layers: int, rows: int, drafts: int) -> list[tuple[int, ...]]:
-    """Physical shapes of the conv windows, one per conv state: [layers, rows + 1, dim, drafts + width - 1].
+    """Shapes of the conv windows, one per conv state: [layers, rows + 1, drafts, dim], the inputs of a step's windows.
 
-    Consecutive draft tokens' windows of `width` inputs overlap in all but one, so they share a buffer (SGLang's
-    deduplicated layout, `conv_window_dedup_enabled`).
+    Stock keeps the `width` inputs before each window as well, which the conv state holds until the commit.
     """
-    return [(layers, rows + 1, dim, drafts + width - 1) for dim, width in params.shape.conv]
+    return [(layers, rows + 1, drafts, dim) for dim, _ in params.shape.conv]
 
 
 def window_bytes_per_row(params: BaseLinearStateParams, layers: int, drafts: int) -> int:
     """Bytes of conv windows that one request row takes over all layers."""
-    per_layer = sum(dim * (drafts + width - 1) for dim, width in params.shape.conv)
-    return layers * per_layer * params.dtype.conv.itemsize
+    return layers * drafts * sum(dim for dim, _ in params.shape.conv) * params.dtype.conv.itemsize
 
 
 def stock_scratch_bytes_per_row(params: BaseLinearStateParams, layers: int, drafts: int) -> int:
-    """Bytes that stock's recurrent verify allocates per request row: a state per draft token, and the conv windows."""
+    """Bytes that stock's recurrent verify allocates per request row: a state per draft token, and the conv windows.
+
+    Consecutive drafts' conv states overlap in all but one input and share a buffer (`conv_window_dedup_enabled`).
+    """
     heads, v, k = params.shape.temporal
-    snapshots = layers * drafts * heads * v * k * params.dtype.temporal.itemsize
-    return snapshots + window_bytes_per_row(params, layers, drafts)
+    snapshots = drafts * heads * v * k * params.dtype.temporal.itemsize
+    windows = sum(dim * (drafts + width - 1) for dim, width in params.shape.conv) * params.dtype.conv.itemsize
+    return layers * (snapshots + windows)
 
 
 def handle_max_mamba_cache(original, self: ModelRunner, total_rest_memory: float) -> float:
@@ -64,10 +64,10 @@ def handle_max_mamba_cache(original, self: ModelRunner, total_rest_memory: float
     layers = sum(self.start_layer <= layer < self.end_layer for layer in params.layers)
     spec = ring_spec(params, layers, 0, self.dtype, args)
     per_row = spec.bytes_per_row + window_bytes_per_row(params, layers, spec.max_draft_tokens)
-    once = per_row + params.mamba_cache_per_req + index_bytes(spec)
-    index_bytes_per_row = index_bytes(ring_spec(params, layers, 1, self.dtype, args)) - index_bytes(spec)
+    once = per_row + params.mamba_cache_per_req + spec.cursor_bytes
+    cursor_bytes_per_row = ring_spec(params, layers, 1, self.dtype, args).cursor_bytes - spec.cursor_bytes
     stock_drafts = args.speculative_num_draft_tokens
-    args.speculative_num_draft_tokens = (per_row + index_bytes_per_row) / params.mamba_cache_per_req
+    args.speculative_num_draft_tokens = (per_row + cursor_bytes_per_row) / params.mamba_cache_per_req
     try:
         left = original(self, total_rest_memory - once / GIB)
     finally:
@@ -90,7 +90,7 @@ def init_mamba_pool(
     speculative_eagle_topk: int | None = None,
     **kwargs,
 ) -> None:
-    """AROUND MambaPool.__init__: state as stock, conv windows as stock, ring instead of the snapshots.
+    """AROUND MambaPool.__init__: state as stock, ring instead of the snapshots, and leaner conv windows.
 
     The stock constructor is asked for a pool without speculation, so that the snapshots never exist, not even for a
     moment; the windows and the ring are then allocated in the same memory-saver region.
@@ -133,19 +133,17 @@ def init_mamba_pool(
         ring = Ring.allocate(spec, device)
     # Outside: a released region loses its contents, and these are read between release and resume (by the report).
     cursors = Cursors.allocate(spec, device)
-    window_rows = torch.arange(spec.plan_lines, dtype=torch.int32, device=device).clamp(max=spec.rows)
     self._intermediate_conv_window_phys = windows
     self.mamba_cache = self.SpeculativeState(
         conv=self.mamba_cache.conv,
         temporal=state,
         intermediate_ssm=None,
-        intermediate_conv_window=[_sliding_view(window, speculative_num_draft_tokens) for window in windows],
+        intermediate_conv_window=windows,
     )
     ring_pool = RingPool(
         spec=spec,
         ring=ring,
         cursors=cursors,
-        window_rows=window_rows,
         checkpoint_bytes_per_slot=_bytes(*self.mamba_cache.conv, state) // (size + 1),
         window_bytes_per_row=_bytes(*windows) // (spec_state_size + 1),
         stock_scratch_bytes_per_row=stock_scratch_bytes_per_row(cache_params, layers, speculative_num_draft_tokens),
@@ -187,31 +185,20 @@ def _log_reservation(slots: int, rows: int, allocated: int) -> None:
     )
 
 
-def index_bytes(spec: RingSpec) -> int:
-    """Bytes of cursors, plan, counters and of the index of conv windows: what no request row accounts for."""
-    return spec.cursor_bytes + 4 * spec.plan_lines
-
-
-def allocated_index_bytes(pool: RingPool) -> int:
-    """`index_bytes` as allocated."""
-    cursors = pool.cursors
-    return _bytes(cursors.position, cursors.plan, cursors.counters, pool.window_rows)
-
-
 def ring_bytes(pool: RingPool) -> int:
-    """Bytes of ring, cursors, plan, counters and window index as allocated."""
-    return _bytes(*pool.ring.tensors().values()) + allocated_index_bytes(pool)
+    """Bytes of ring, cursors, plan and counters as allocated."""
+    return _bytes(*pool.ring.tensors().values()) + cursor_bytes(pool)
+
+
+def cursor_bytes(pool: RingPool) -> int:
+    """Bytes of cursors, plan and counters as allocated: what no request row accounts for."""
+    return _bytes(pool.cursors.position, pool.cursors.plan, pool.cursors.counters)
 
 
 def saved_bytes(pool: RingPool) -> int:
     """Bytes that stock's snapshots and windows would take for these rows, beyond ring and windows."""
     stock, windows = pool.stock_scratch_bytes_per_row, pool.window_bytes_per_row
     return (pool.spec.rows + 1) * (stock - windows) - ring_bytes(pool)
-
-
-def _sliding_view(window: torch.Tensor, drafts: int) -> torch.Tensor:
-    """[layers, rows, drafts, dim, width] over [layers, rows, dim, columns]: step t sees the columns from t on."""
-    return window.unfold(-1, window.shape[-1] - drafts + 1, 1).transpose(2, 3)
 
 
 def _bytes(*tensors: torch.Tensor) -> int:

@@ -23,9 +23,8 @@ class RingPool:
 
     Attributes:
         spec, ring, cursors: see `sglang_replayssm.kernels.ring`.
-        window_rows: int32 [plan_lines], the conv window that a batch row uses; padding beyond the rows shares the last.
         checkpoint_bytes_per_slot: conv and recurrent state of one mamba slot, all layers.
-        window_bytes_per_row: conv windows of one request row, all layers.
+        window_bytes_per_row: conv inputs of one window, all layers.
         stock_scratch_bytes_per_row: what stock's recurrent verify would keep per request row, all layers.
         fresh_rows: request rows that were given to a request and not yet reset on the forward stream.
     """
@@ -33,7 +32,6 @@ class RingPool:
     spec: RingSpec
     ring: Ring
     cursors: Cursors
-    window_rows: torch.Tensor
     checkpoint_bytes_per_slot: int
     window_bytes_per_row: int
     stock_scratch_bytes_per_row: int

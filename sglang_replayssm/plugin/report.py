@@ -25,14 +25,14 @@ def internal_state(original, self: Scheduler, recv_req):
 
 def describe(pool: RingPool) -> dict[str, int | str]:
     """Policy, sizes and counters. Reading the counters waits for the device: for requests, not for the step."""
-    from sglang_replayssm.plugin.memory import allocated_index_bytes  # here, since it imports the kernels
+    from sglang_replayssm.plugin.memory import cursor_bytes  # here, since it imports the kernels
 
     return {
         "fold": pool.spec.fold,
         "window": pool.spec.window,
         "max_draft_tokens": pool.spec.max_draft_tokens,
         "ring_bytes_per_request": pool.spec.bytes_per_row + pool.window_bytes_per_row,
-        "cursor_bytes": allocated_index_bytes(pool),
+        "cursor_bytes": cursor_bytes(pool),
         "stock_scratch_bytes_per_request": pool.stock_scratch_bytes_per_row,
         "checkpoint_bytes_per_slot": pool.checkpoint_bytes_per_slot,
         **dict(zip(pool.cursors.COUNTERS, pool.cursors.counters.tolist(), strict=True)),

@@ -121,7 +121,7 @@ RING = (
     Seam(
         _HYBRID,
         "HybridLinearAttnBackend.update_mamba_state_after_mtp_verify",
-        "roll back the conv windows only, track states for the prefix cache",
+        "commit the conv states only, track states for the prefix cache",
         "46e545774c6e3b08",
         f"{_OURS}.verify:update_mamba_state_after_mtp_verify",
     ),
@@ -180,7 +180,7 @@ RELIED_ON = (
     Seam(_ARGS, "ServerArgs.max_speculative_num_draft_tokens", "the largest draft length", "5f18ead4c1e663ee"),
     Seam(_POOL, "MambaPool.SpeculativeState", "holds state and conv windows", "fcfb3ab7dcd8e0fe"),
     Seam(_POOL, "MambaPool.State", "holds state and conv windows", "dd5fc3d89249a447"),
-    Seam(_POOL, "conv_window_dedup_enabled", "layout of the conv windows", "42d0aaced49297f1"),
+    Seam(_POOL, "conv_window_dedup_enabled", "what stock's conv windows take", "42d0aaced49297f1"),
     Seam(_POOL, "ReqToTokenPool.alloc", "gives rows to requests", "0e1762875732c346"),
     Seam(
         f"{_CACHE}.mamba_radix_cache",
@@ -207,14 +207,8 @@ RELIED_ON = (
     Seam(
         "sglang.srt.layers.attention.mamba.causal_conv1d_triton",
         "causal_conv1d_update",
-        "the conv of a window",
+        "whose arithmetic ours repeats",
         "88e4ef4cbdb18ebd",
-    ),
-    Seam(
-        "sglang.srt.layers.attention.mamba.mamba_state_scatter_triton",
-        "fused_conv_window_scatter_with_mask",
-        "rolls the conv windows back",
-        "d06e3e6d2c6f7681",
     ),
     Seam(
         "sglang.srt.speculative.eagle_worker_v2",

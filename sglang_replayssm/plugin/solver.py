@@ -332,7 +332,7 @@ def _measured(target: ModelRunner, draft: ModelRunner, gpu: Gpu) -> Pools:
         "snapshots": 0 if snapshots is None else _bytes(snapshots),
         "windows": _bytes(*getattr(mamba, "_intermediate_conv_window_phys", ())),
         "ring": 0 if ring is None else _bytes(*ring.ring.tensors().values()),
-        "cursors": 0 if ring is None else memory.allocated_index_bytes(ring),
+        "cursors": 0 if ring is None else memory.cursor_bytes(ring),
     }
     shared = draft_copies(target.server_args) // target.tp_size
     used = round(gpu.weights * GIB) - shared + state + sum(scratch.values()) + kv_target + kv_draft + table

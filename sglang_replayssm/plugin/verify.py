@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sglang_replayssm.plugin.launch import commit, fold_due, materialize, plan_window, verify
+from sglang_replayssm.plugin.launch import commit, commit_conv, convolve, fold_due, materialize, plan_window, verify
 from sglang_replayssm.plugin.pool import ring_of
 
 if TYPE_CHECKING:
@@ -39,8 +39,6 @@ def forward_extend(
     if pool is None or not forward_batch.forward_mode.is_target_verify():
         return original(self, layer=layer, forward_batch=forward_batch, mixed_qkv=mixed_qkv, a=a, b=b, **kwargs)
 
-    from sglang.srt.layers.attention.mamba.causal_conv1d_triton import causal_conv1d_update
-
     tokens, drafts = mixed_qkv.shape[0], forward_batch.spec_info.draft_token_num
     batch = tokens // drafts
     if batch == 0:  # a data-parallel rank without rows
@@ -51,17 +49,17 @@ def forward_extend(
     if index == 0:  # once a step, on the stream that the layers run on
         plan_window(pool.cursors, forward_batch.req_pool_indices[:batch], slots)
 
-    qkv = causal_conv1d_update(
-        mixed_qkv.view(batch, drafts, -1).transpose(1, 2),
+    qkv = convolve(
+        mixed_qkv,
         cache.conv[0],
         layer.conv_weights,
         layer.bias,
         layer.activation,
-        conv_state_indices=slots,
-        intermediate_conv_window=cache.intermediate_conv_window[0],
-        intermediate_state_indices=pool.window_rows[:batch],
+        cache.intermediate_conv_window[0],
+        pool.cursors,
+        drafts,
     )
-    q, k, v = qkv.transpose(1, 2).reshape(tokens, -1).split([layer.q_dim, layer.k_dim, layer.v_dim], dim=-1)
+    q, k, v = qkv.split([layer.q_dim, layer.k_dim, layer.v_dim], dim=-1)
     out = verify(
         q.view(tokens, layer.num_q_heads, layer.head_q_dim),
         k.view(tokens, layer.num_k_heads, layer.head_k_dim),
@@ -101,7 +99,7 @@ def update_mamba_state_after_mtp_verify(
     mamba_steps_to_track: torch.Tensor | None,
     model,
 ) -> None:
-    """AROUND HybridLinearAttnBackend.update_mamba_state_after_mtp_verify: the conv state as stock, no state copy.
+    """AROUND HybridLinearAttnBackend.update_mamba_state_after_mtp_verify: commit the conv states, copy no state.
 
     A row that has crossed a track interval of the prefix cache inside its window leaves the state of that point in its
     track slot. This comes before the cursors move, and before any fold that a commit may bring.
@@ -115,15 +113,11 @@ def update_mamba_state_after_mtp_verify(
     if pool is None:
         return original(self, last_correct_step_indices, mamba_track_indices, mamba_steps_to_track, model)
 
-    from sglang.srt.layers.attention.mamba.mamba_state_scatter_triton import fused_conv_window_scatter_with_mask
-
     cache = backend.req_to_token_pool.get_speculative_mamba2_params_all_layers()
-    conv, windows = cache.conv[0], cache.intermediate_conv_window[0]
-    slots = backend.forward_metadata.mamba_cache_indices[: last_correct_step_indices.shape[0]]
-    fused_conv_window_scatter_with_mask(conv, windows, slots, last_correct_step_indices)
-    if mamba_track_indices is not None:
-        materialize(cache.temporal, pool.ring, pool.cursors, mamba_steps_to_track, mamba_track_indices)
-        fused_conv_window_scatter_with_mask(conv, windows, mamba_track_indices, mamba_steps_to_track)
+    tracked = () if mamba_track_indices is None else (mamba_steps_to_track, mamba_track_indices)
+    commit_conv(cache.conv[0], cache.intermediate_conv_window[0], pool.cursors, last_correct_step_indices, *tracked)
+    if tracked:
+        materialize(cache.temporal, pool.ring, pool.cursors, *tracked)
 
 
 def commit_mamba_states_after_verify(

@@ -71,7 +71,7 @@ def tensors_of(pool) -> dict[int, torch.Tensor]:
     cache = pool.mamba_cache
     tensors = [*cache.conv, cache.temporal, *pool._intermediate_conv_window_phys]
     tensors += ring.ring.tensors().values()
-    tensors += [ring.cursors.position, ring.cursors.plan, ring.cursors.counters, ring.window_rows]
+    tensors += [ring.cursors.position, ring.cursors.plan, ring.cursors.counters]
     return {t.untyped_storage().data_ptr(): t for t in tensors}
 
 
@@ -97,14 +97,19 @@ def test_layer_view_and_all_layers_view_have_no_snapshots(build_pool):
     assert pool.get_speculative_mamba2_params_all_layers().intermediate_ssm is None
 
 
-def test_conv_windows_have_stock_layout(build_pool):
-    """Same logical shape and strides as the pin's deduplicated windows."""
+def test_conv_windows_hold_the_inputs_of_a_window(build_pool):
+    """One vector a draft token, less than the conv states that the pin keeps."""
     drafts, rows = 4, 4
-    dim, width = cache_params().shape.conv[0]
-    columns = drafts + width - 1
-    view = build_pool(rows=rows, drafts=drafts).mamba_cache.intermediate_conv_window[0]
-    assert view.shape == (len(LAYERS), rows + 1, drafts, dim, width)
-    assert view.stride() == ((rows + 1) * dim * columns, dim * columns, 1, columns, 1)
+    ((dim, width),) = cache_params().shape.conv
+    pool = build_pool(rows=rows, drafts=drafts)
+    (windows,) = pool.mamba_cache.intermediate_conv_window
+    assert windows.shape == (len(LAYERS), rows + 1, drafts, dim)
+    assert pool.mamba2_layer_cache(1).intermediate_conv_window[0].shape == windows.shape[1:]
+    per_row = windows[:, 0].numel() * windows.element_size()
+    assert per_row == memory.window_bytes_per_row(cache_params(), len(LAYERS), drafts)
+    stock = memory.stock_scratch_bytes_per_row(cache_params(), len(LAYERS), drafts)
+    states = len(LAYERS) * drafts * HV * V * K * pool.mamba_cache.temporal.element_size()
+    assert (stock - states) * drafts == per_row * (drafts + width - 1)
 
 
 def test_without_speculation_the_pool_is_stock(build_pool):

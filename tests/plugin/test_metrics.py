@@ -36,8 +36,7 @@ def clock(monkeypatch):
 
 def ring_pool() -> RingPool:
     cursors = Cursors.allocate(SPEC, "cpu")
-    rows = torch.zeros(SPEC.plan_lines, dtype=torch.int32)
-    return RingPool(SPEC, Ring.allocate(SPEC, "cpu"), cursors, rows, 0, 1000, 1_000_000)
+    return RingPool(SPEC, Ring.allocate(SPEC, "cpu"), cursors, 0, 1000, 1_000_000)
 
 
 def scheduler(pool: RingPool | None, enabled: bool = True, logs: bool = True):

@@ -43,7 +43,7 @@ class Mode(SimpleNamespace):
 def world():
     """A pool with ring, and a runner on it; slot of row r is r + 3."""
     torch.manual_seed(0)
-    ring_pool = RingPool(SPEC, Ring.allocate(SPEC, "cpu"), Cursors.allocate(SPEC, "cpu"), None, 0, 0, 0)
+    ring_pool = RingPool(SPEC, Ring.allocate(SPEC, "cpu"), Cursors.allocate(SPEC, "cpu"), 0, 0, 0)
     for tensor in (ring_pool.ring.d, ring_pool.ring.k):
         tensor.normal_()
     ring_pool.ring.g[..., 0] = -torch.rand(2, 5, 2, SPEC.records)  # accumulated log-decay, high part
@@ -131,7 +131,7 @@ def test_a_continued_row_with_records_is_folded(world):
 def test_a_continued_row_is_replayed_if_the_policy_records_inputs():
     """The same by the other kind of fold: one token with beta 1 and no decay puts its value at its key."""
     spec = replace(SPEC, fold="exact")
-    pool = RingPool(spec, Ring.allocate(spec, "cpu"), Cursors.allocate(spec, "cpu"), None, 0, 0, 0)
+    pool = RingPool(spec, Ring.allocate(spec, "cpu"), Cursors.allocate(spec, "cpu"), 0, 0, 0)
     mamba_pool = SimpleNamespace(mamba_cache=SimpleNamespace(temporal=torch.randn(2, 8, 2, 16, 16)))
     pool.attach(mamba_pool)
     world = SimpleNamespace(mamba_pool=mamba_pool, get_mamba_indices=lambda r: (r + 3).to(torch.int32))

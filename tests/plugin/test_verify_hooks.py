@@ -23,13 +23,6 @@ PREFILL = 10  # tokens of a new request
 INTERVAL = 6  # at which states are tracked for the prefix cache, if they are
 
 
-def scatter_windows(conv, windows, slots, steps):
-    """What SGLang's fused_conv_window_scatter_with_mask does, which insists on CUDA tensors."""
-    for row, (slot, step) in enumerate(zip(slots.tolist(), steps.tolist(), strict=True)):
-        if step >= 0:
-            conv[:, slot] = windows[:, row, step]
-
-
 @pytest.fixture(params=["fp32"])
 def server(request, make_server):
     """See `make_server`; the parameter is the fold policy."""
@@ -47,7 +40,6 @@ def build_server(monkeypatch, fold: str, extra_buffer: bool = False, **settings)
     from sglang.srt import server_args as module
     from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateDType, Mamba2StateShape
     from sglang.srt.layers.attention.linear.gdn_backend import GDNAttnBackend
-    from sglang.srt.layers.attention.mamba import mamba_state_scatter_triton as scatter
     from sglang.srt.layers.radix_linear_attention import RadixLinearAttention
     from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool, MambaPool
     from sglang.srt.speculative import spec_utils
@@ -60,7 +52,6 @@ def build_server(monkeypatch, fold: str, extra_buffer: bool = False, **settings)
     monkeypatch.setattr(spec_utils, "get_global_server_args", lambda: args)
     stock = MambaPool.__init__
     monkeypatch.setattr(MambaPool, "__init__", lambda self, **kw: memory.init_mamba_pool(stock, self, **kw))
-    monkeypatch.setattr(scatter, "fused_conv_window_scatter_with_mask", scatter_windows)
     shape = Mamba2StateShape.create(
         tp_world_size=1,
         intermediate_size=HV * V,
