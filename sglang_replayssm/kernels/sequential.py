@@ -11,11 +11,10 @@ lanes in the same way; more programs then fit on a multiprocessor, whose loads h
 GPUs only (tests/kernels/test_bit_identity.py); SGLang found that on Blackwell narrow tiles do change bits.
 """
 
-import torch
 import triton
 import triton.language as tl
 
-from .primitives import NORM_EPSILON, SOFTPLUS_LIMIT
+from .primitives import INTERPRETED, NORM_EPSILON, SOFTPLUS_LIMIT
 
 STOCK_BLOCK_V = 32
 STOCK_WARPS = 1
@@ -24,9 +23,10 @@ STOCK_WARPS = 1
 FEWEST_TILE_ELEMENTS = 4 * 32
 
 
-def tile_columns(narrow: int, K: int, V: int, device: torch.device) -> int:
+def tile_columns(narrow: int, K: int, V: int) -> int:
     """BLOCK_V: `narrow` where that has been shown to keep the bits, else that of SGLang's kernel."""
-    hopper = device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device)[0] == 9
+    target = None if INTERPRETED else triton.runtime.driver.active.get_current_target()
+    hopper = target is not None and target.backend == "cuda" and target.arch == 90
     return min(V, narrow if hopper and K * narrow >= FEWEST_TILE_ELEMENTS else STOCK_BLOCK_V)
 
 

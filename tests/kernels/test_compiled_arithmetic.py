@@ -2,7 +2,9 @@
 of ours for an H200.
 
 Sums depend on which elements a thread holds and on which products become fused multiply-adds, and both are the
-compiler's choice. Equal layouts of every reduction and equal counts of every instruction say that it chose alike.
+compiler's choice. Equal layouts of every reduction and equal counts of every instruction say that it chose alike, at
+SGLang's width of a tile. At the narrower ones that we use, K must lie in the lanes as it does there, and every column
+must cost the same instructions.
 """
 
 from __future__ import annotations
@@ -19,13 +21,24 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 STOCK, VERIFY, REPLAY = "fused_sigmoid_gating_delta_rule_update_kernel", "_verify_recurrent", "replay_rows"
 SIZES = [(128, "bfloat16"), (64, "float16")]  # head size K = V, activation dtype
+WIDTHS = (32, 16, 8)  # columns of a tile, the first as in SGLang's kernel
+Compiled = dict[str, dict[str, str]]  # kernel -> {"ttgir": ..., "ptx": ...}
 
 
 @pytest.fixture(scope="module", params=SIZES, ids=str)
-def compiled(request, tmp_path_factory) -> dict[str, dict[str, str]]:
-    """Kernel -> {"ttgir": ..., "ptx": ...}."""
+def widths(request, tmp_path_factory) -> dict[int, Compiled]:
+    """What the compiler makes of the kernels at every width."""
     pytest.importorskip("sglang", reason="compares with SGLang's kernel")
-    dump = tmp_path_factory.mktemp("compiled")
+    return {width: compile_apart(tmp_path_factory.mktemp("compiled"), *request.param, width) for width in WIDTHS}
+
+
+@pytest.fixture(scope="module")
+def compiled(widths) -> Compiled:
+    return widths[WIDTHS[0]]
+
+
+def compile_apart(dump: Path, size: int, dtype_name: str, width: int) -> Compiled:
+    """`compile_all` in a process of its own, which is not interpreted."""
     env = {
         **os.environ,
         "TRITON_INTERPRET": "0",
@@ -34,7 +47,7 @@ def compiled(request, tmp_path_factory) -> dict[str, dict[str, str]]:
         "TRITON_CACHE_DIR": str(dump / "cache"),
         "PYTHONPATH": os.pathsep.join([str(ROOT / "scripts"), *filter(None, [os.environ.get("PYTHONPATH")])]),
     }
-    command = [sys.executable, __file__, *map(str, request.param)]
+    command = [sys.executable, __file__, str(size), dtype_name, str(width)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-4000:]
     return {
@@ -79,20 +92,39 @@ def test_replay(compiled) -> None:
     assert both - update == 2 * (fused - update)
 
 
+@pytest.mark.parametrize("kernel", [VERIFY, REPLAY])
+def test_narrow_tiles(widths, kernel: str) -> None:
+    """One warp with K over the lanes as at SGLang's width, and columns that do not touch each other's instructions."""
+
+    def without_columns(width: int) -> Counter:
+        return Counter(re.sub(rf"x{width}xf32", "xf32", kind) for kind in reductions(widths[width][kernel]["ttgir"]))
+
+    def counts(width: int) -> Counter:
+        return instructions(widths[width][kernel]["ptx"], *SUMS)
+
+    wide, middle, narrow = WIDTHS
+    assert without_columns(wide) == without_columns(middle) == without_columns(narrow)
+    assert counts(wide) - counts(middle) == Counter({k: 2 * n for k, n in (counts(middle) - counts(narrow)).items()})
+
+
 def elements(kernel: dict[str, str]) -> int:
     """Elements of the state tile that a thread holds."""
     rows, columns = re.search(r"tensor<(\d+)x(\d+)xf32, #", kernel["ttgir"]).groups()
     return int(rows) * int(columns) // 32
 
 
-def compile_all(size: int, dtype_name: str) -> None:
-    """Run by the fixture in a process of its own: launch nothing, compile everything."""
+def compile_all(size: int, dtype_name: str, width: int) -> None:
+    """Launch nothing, compile everything, with `width` columns a tile."""
+    import importlib
+
     import compile_offline
     import torch
     import triton
     from sglang.srt.layers.attention.fla.fused_sigmoid_gating_recurrent import fused_sigmoid_gating_delta_rule_update
 
     triton.runtime.driver.set_active(compile_offline.OfflineDriver())
+    for module in ("verify.recurrent", "fold.triton"):
+        importlib.import_module(f"sglang_replayssm.kernels.{module}").tile_columns = lambda *_: width
     case = compile_offline.Case(getattr(torch, dtype_name), 4, size, batch=4, window=16, fold="every-commit")
     case.verify()
     case.fold_due()
@@ -119,4 +151,4 @@ def compile_all(size: int, dtype_name: str) -> None:
 
 
 if __name__ == "__main__":
-    compile_all(int(sys.argv[1]), sys.argv[2])
+    compile_all(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

@@ -199,7 +199,7 @@ def _launch(state, ring, cursors, rows, slots, least: int, steps=None, targets=N
     sizes = {"H": spec.num_k_heads, "HV": v_heads, "K": k_dim, "V": v_dim, "R": spec.records}
     at_once = min(batch, ROWS_AT_ONCE)
     if replays:
-        block_v = tile_columns(REPLAY_BLOCK_V, k_dim, v_dim, state.device)
+        block_v = tile_columns(REPLAY_BLOCK_V, k_dim, v_dim)
         grid = (v_dim // block_v, layers * v_heads, at_once)
         replay_rows[grid](*arguments, **sizes, BLOCK_V=block_v, num_warps=STOCK_WARPS)
     else:

@@ -137,7 +137,7 @@ def verify(
         return out
     (heads, head_k_dim), (v_heads, head_v_dim) = q.shape[1:], v.shape[1:]
     narrow = FEW_HEADS_BLOCK_V if batch * v_heads <= FEW_HEADS else BLOCK_V
-    block_v = tile_columns(narrow, head_k_dim, head_v_dim, q.device)
+    block_v = tile_columns(narrow, head_k_dim, head_v_dim)
     _verify_recurrent[(head_v_dim // block_v, v_heads, batch)](
         q,
         k,
