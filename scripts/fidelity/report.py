@@ -22,11 +22,12 @@ def as_dict(measured: Measured, found: list[Check]) -> dict:
         }
         for what in QUANTITIES:
             s = series(measured, method, what)
-            figures = {"overall": s.overall(), "ratio": s.ratio(), "worst_ratio": s.worst_ratio()}
+            figures = {"overall": s.overall(), "ratio": s.ratio()}
+            figures |= {"worst_window": s.worst_window(), "worst_window_and_scenario": s.worst_ratio()}
             if len(s.error) >= 4:
                 figures |= {"growth": s.growth(), "yardstick_growth": s.yardstick_growth()}
             figures["ratio_by_scenario"] = s.ratio_by_row().T  # a list a regime, like
-            figures["curve"] = s.curve().T
+            figures["curve"], figures["yardstick_curve"] = s.curve().T, s.yardstick_curve().T
             of[what] = {key: dict(zip(regimes, x.tolist(), strict=True)) for key, x in figures.items()}
     return {
         "size": asdict(measured.size),
@@ -48,7 +49,10 @@ def errors_table(measured: Measured, quantity: str) -> Table:
     """A line a method, a column a regime: overall relative error, as a multiple of the yardstick's, and growth."""
     size = measured.size
     title = f"{quantity} error, T={size.T}, {measured.tokens:,} tokens, {len(measured.rows)} scenarios a regime"
-    caption = "overall, times that of the method's yardstick at the same moments, and (last quarter / second quarter)"
+    caption = (
+        "overall, times that of the method's yardstick at the same moments, and (last quarter / second quarter); "
+        "below, the largest such ratio in any one window of any one scenario"
+    )
     table = Table(title=title, title_justify="left", caption=caption)
     table.add_column("method")
     for regime in measured.regimes:
@@ -58,7 +62,8 @@ def errors_table(measured: Measured, quantity: str) -> Table:
         ratio = [f" {r:.2f}x" if r < 10 else f" {r:.0e}x" for r in s.ratio().tolist()]
         growth = [f" ({g:.2f})" for g in s.growth().tolist()] if len(s.error) >= 4 else [""] * len(ratio)
         cells = zip(s.overall().tolist(), ratio, growth, strict=True)
-        table.add_row(method.name, *(f"{e:.1e}{r}{g}" for e, r, g in cells))
+        worst = [f"\n{x:.2f}x" if method.yardstick else "" for x in s.worst_ratio().tolist()]
+        table.add_row(method.name, *(f"{e:.1e}{r}{g}{w}" for (e, r, g), w in zip(cells, worst, strict=True)))
     return table
 
 
