@@ -38,6 +38,7 @@ SGLANG = (
         "sglang/0.5.15.post1",
         (
             "sglang/srt/layers/attention/fla/fused_sigmoid_gating_recurrent.py",
+            "sglang/srt/layers/attention/mamba/causal_conv1d_triton.py",
             "sglang/srt/layers/attention/mamba/mamba_state_scatter_triton.py",
         ),
     ),

@@ -39,6 +39,7 @@ def _sglang_stand_ins() -> dict[str, dict[str, object]]:
             "get_device_sm": lambda: sm,
         },
         "sglang.kernels.jit.utils": {"is_arch_support_pdl": _hopper},
+        "sglang.jit_kernel.utils": {"is_arch_support_pdl": _hopper},
         "sglang.kernels.ops.attention.fla.utils": {"is_tf32_supported": True},
     }
 

@@ -19,6 +19,11 @@ def load_scatter() -> ModuleType:
     return load_sglang(PIN, f"{FOLDER}/mamba/mamba_state_scatter_triton.py")
 
 
+def load_conv() -> ModuleType:
+    """The pin's convolution of windows."""
+    return load_sglang(PIN, f"{FOLDER}/mamba/causal_conv1d_triton.py")
+
+
 class Stock(Variant):
     name = "stock"
     config = "as shipped"

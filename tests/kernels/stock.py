@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,26 +12,25 @@ import pytest
 import torch
 from lifecycle import Lifecycle
 
-FILE = "layers/attention/fla/fused_sigmoid_gating_recurrent.py"
+PIN = "0.5.15.post1"
 
 
-def load_kernel() -> ModuleType:
-    """SGLang's module: installed, or fetched by scripts/fetch_peers.py for machines where SGLang is not."""
+def load_pinned(path: str) -> ModuleType:
+    """SGLang's module at `path` below `srt`: installed, or fetched by scripts/fetch_peers.py where SGLang is not."""
     try:
-        import sglang.srt.layers.attention.fla.fused_sigmoid_gating_recurrent as module
+        return importlib.import_module("sglang.srt." + path.removesuffix(".py").replace("/", "."))
     except ImportError:
         sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
         from bench.peers import load_sglang
         from bench.variant import NotApplicable
 
         try:
-            module = load_sglang("0.5.15.post1", f"sglang/srt/{FILE}")
+            return load_sglang(PIN, f"sglang/srt/{path}")
         except NotApplicable as reason:
             pytest.skip(f"compares with SGLang's kernel: {reason}", allow_module_level=True)
-    return module
 
 
-stock_kernel = load_kernel()
+stock_kernel = load_pinned("layers/attention/fla/fused_sigmoid_gating_recurrent.py")
 
 
 class Stock:

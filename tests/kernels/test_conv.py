@@ -6,10 +6,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stock import load_pinned
 
 from sglang_replayssm.kernels import Cursors, RingSpec, commit_conv, convolve, plan_window
 from sglang_replayssm.kernels.conv import naive
 
+stock_conv = load_pinned("layers/attention/mamba/causal_conv1d_triton.py")
 LAYERS, WIDTH = 2, 4
 
 
@@ -183,11 +185,10 @@ def test_commit_refuses_windows_of_other_layers() -> None:
 
 def stock_convolve(x, state, weight, bias, activation, windows, cursors, draft_tokens):
     """SGLang's kernel, which writes its states into copies that nobody looks at."""
-    stock = pytest.importorskip("sglang.srt.layers.attention.mamba.causal_conv1d_triton")
     batch, width = len(x) // draft_tokens, weight.shape[1]
     states = x.new_empty(batch, draft_tokens, x.shape[1], width - 1)
     slots = torch.where(cursors.plan[:batch, 1] > 0, cursors.plan[:batch, 0], -1)
-    out = stock.causal_conv1d_update(
+    out = stock_conv.causal_conv1d_update(
         x.view(batch, draft_tokens, -1).transpose(1, 2),
         state.clone(),
         weight,
