@@ -9,7 +9,7 @@ import torch
 from .methods import STOCK_KERNEL, Method
 from .study import Measured
 
-POSITION_BAR = 2.0  # times the yardstick's error, in any window of positions
+POSITION_BAR = 2.0  # times the yardstick's error, in any window, of one scenario and of all
 NOISE = 1.1  # what two growths, or the output errors of equal states, may differ by
 ORDER = 1.25  # what the errors of one recurrence may differ by between two orders of its sums
 QUANTITIES = ("out", "state")
@@ -51,10 +51,7 @@ class Series:
         return torch.where(compared, self.curve() / self.yardstick_curve(), 0.0).amax(0)
 
     def worst_ratio(self) -> torch.Tensor:
-        """[HV], the largest ratio to the yardstick in any one window of any one row.
-
-        Of thousands of such cells some have a yardstick that was lucky: no bar, but a figure to compare.
-        """
+        """[HV], the largest ratio to the yardstick in any one window and row."""
         ratio = torch.sqrt(self.error / self.yardstick)
         return torch.where(self.norm > 0, ratio, 0.0).amax((0, 1))
 
@@ -128,6 +125,7 @@ def checks(measured: Measured) -> list[Check]:
             found.append(_worst(method.name, f"{what}: overall / {method.yardstick.name}", s.ratio(), overall, names))
             position = torch.full_like(bars, POSITION_BAR)
             found.append(_worst(method.name, f"{what}: any window", s.worst_window(), position, names))
+            found.append(_worst(method.name, f"{what}: any window and scenario", s.worst_ratio(), position, names))
             if len(s.error) >= 4:
                 growth_bar = NOISE * s.yardstick_growth().clamp(min=1)
                 found.append(_worst(method.name, f"{what}: growth", s.growth(), growth_bar, names))
