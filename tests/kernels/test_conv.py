@@ -133,16 +133,17 @@ def test_other_slots_and_the_old_state_are_left_alone() -> None:
     assert r.windows[:, r.count :].isnan().all()  # padding and capture have written nothing
 
 
-def test_a_tracked_state_is_the_one_before_the_commit() -> None:
+@pytest.mark.parametrize("step", [0, 1, 3])
+def test_a_tracked_state_is_the_one_before_the_commit(step: int) -> None:
     """Both come from the old state, whichever is written first."""
     r = Requests(count=1, padding=0)
     slot, spare = r.slots.long(), torch.zeros(1, dtype=torch.int64)
     inputs = r.inputs(4)
     history = torch.cat([r.state[:, slot[0]].transpose(1, 2), inputs], 1)
     r.convolve(inputs, 4)
-    commit_conv(r.state, r.windows, r.cursors, torch.tensor([0]), torch.tensor([1]), spare)
+    commit_conv(r.state, r.windows, r.cursors, torch.tensor([0]), torch.tensor([step]), spare)
     assert torch.equal(r.state[:, slot[0]].transpose(1, 2), history[:, 1:4])
-    assert torch.equal(r.state[:, 0].transpose(1, 2), history[:, 2:5])
+    assert torch.equal(r.state[:, 0].transpose(1, 2), history[:, step + 1 : step + 4])
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,11 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), http.server.BaseHTTPRequ
     assert not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in family)
 
 
+def test_ports_leave_room_for_the_one_that_sglang_derives():
+    """10,000 above at most, and that is below 65,536."""
+    assert all(20_000 <= free_port() < 50_000 for _ in range(200))
+
+
 @pytest.fixture
 def stand_in():
     """A server that answers /generate as SGLang does: the first token at once, then the end."""
