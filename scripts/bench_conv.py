@@ -20,11 +20,12 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from bench.environment import environment
+from bench.arguments import numbers
+from bench.environment import environment, stamp_of
 from bench.report import wide_console
 from bench.shape import ACTIVATION, Shape, acceptance_table
 from bench.stats import summary
-from bench.stock import load_conv, load_scatter
+from bench.stock import PIN, load_conv, load_scatter
 from bench.timing import Timer, copy_bandwidth
 from bench.variant import Setup
 from rich.table import Table
@@ -74,7 +75,7 @@ class Convolution:
 class Stock(Convolution):
     """SGLang's kernels on the pin's deduplicated windows: T + WIDTH - 2 inputs a channel, side by side."""
 
-    name = "SGLang 0.5.15.post1"
+    name = f"SGLang {PIN}"
 
     def __init__(self, setup: Setup, dim: int) -> None:
         super().__init__(setup, dim)
@@ -159,10 +160,6 @@ def check(sides: list[Convolution], table: torch.Tensor, generator: torch.Genera
             raise SystemExit(f"bench_conv: {SIDES[1].name} differs from {SIDES[0].name} at {setup.shape}")
 
 
-def numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
-
-
 def main(argv: list[str] | None = None) -> int:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--batches", type=numbers, default=[1, 8, 16, 32, 64, 128, 256])
@@ -201,7 +198,7 @@ def main(argv: list[str] | None = None) -> int:
             results.append({"side": side.name, "batch": batch, "us": summary(times[side.name]), "model_bytes": model})
     console.print(table)
     report = {"environment": environment(), "copy_bytes_per_s": bandwidth, "options": vars(args) | {"out": None}}
-    stamp = report["environment"]["date"].replace(":", "").replace("+0000", "Z")
+    stamp = stamp_of(report["environment"])
     args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / f"conv-{stamp}.json"
     path.write_text(json.dumps(report | {"results": results}, indent=1, default=str))

@@ -27,7 +27,8 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from bench.environment import environment
+from bench.arguments import numbers
+from bench.environment import environment, stamp_of
 from bench.report import wide_console
 from bench.serving import client, memory, profile, report
 from bench.serving.model import SHAPES, gdn_layers, write_model
@@ -36,10 +37,6 @@ from bench.serving.server import Launch, Server, StartFailed
 SIDES = ("off", "on")
 # The server allocates a few tokens ahead of each request.
 TOKENS_AHEAD = 16
-
-
-def numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
 
 
 def sides(text: str) -> list[str]:
@@ -217,7 +214,7 @@ def main(argv: list[str] | None = None) -> int:
         args.out.mkdir(parents=True, exist_ok=True)
         results = {"environment": environment(), "options": vars(args), "runs": []}
         kind = "profile" if args.profile else "fixed-memory" if args.fixed_memory else "serving"
-        stamp = results["environment"]["date"].replace(":", "").replace("+0000", "Z")
+        stamp = stamp_of(results["environment"])
         path = args.out / f"{kind}-{stamp}.json"
         failed = False
         for side in args.sides:

@@ -21,7 +21,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from bench.environment import environment
+from bench.arguments import numbers
+from bench.environment import environment, stamp_of
 from bench.plot import plot_times
 from bench.precompile import precompile
 from bench.registry import NAMES, TUNED
@@ -33,10 +34,6 @@ from bench.traffic import floor_bytes
 
 BATCHES = [1, 8, 16, 32, 64, 128, 256]
 YARDSTICKS = ("replayssm-hopper", "replayssm-triton", "replayssm")
-
-
-def numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
 
 
 def head_layouts(text: str) -> list[tuple[int, int]]:
@@ -103,7 +100,7 @@ def main(argv: list[str] | None = None) -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     report = {"environment": environment(), "copy_bytes_per_s": bandwidth, "options": vars(args) | {"out": None}}
     report["results"] = []
-    stamp = report["environment"]["date"].replace(":", "").replace("+0000", "Z")
+    stamp = stamp_of(report["environment"])
     json_path = args.out / f"verify-{stamp}.json"
     tables = []
     for shape in shapes:

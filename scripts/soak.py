@@ -25,7 +25,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import torch
-from bench.environment import environment
+from bench.environment import environment, stamp_of
 from bench.report import wide_console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -98,7 +98,7 @@ def main(argv: list[str] | None = None) -> int:
     result = {"environment": environment(), "options": vars(options), "seconds": time.monotonic() - begin}
     result |= {"ring": report, "pools": [event["pools"] for event in ring.of("pools")], **found.as_json()}
     options.out.mkdir(parents=True, exist_ok=True)
-    stamp = result["environment"]["date"].replace(":", "").replace("+0000", "Z")
+    stamp = stamp_of(result["environment"])
     path = options.out / f"soak-{stamp}.json"
     path.write_text(json.dumps(result, indent=1, default=str))
     console.print(table(options, found, report))

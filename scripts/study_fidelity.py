@@ -24,7 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read by Triton when it is imported
 
-from bench.environment import environment
+from bench.arguments import numbers
+from bench.environment import environment, stamp_of
 from fidelity.report import as_dict, checks_table, drift, errors_table, plot
 from fidelity.scenarios import REGIMES, scenarios
 from fidelity.study import Size, Study
@@ -33,10 +34,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from sglang_replayssm.policies import POLICIES
-
-
-def numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
 
 
 def parser(gpu: bool) -> argparse.ArgumentParser:
@@ -70,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
 
     args.out.mkdir(parents=True, exist_ok=True)
     report = {"environment": environment(), "options": vars(args) | {"out": None}, "results": []}
-    stamp = report["environment"]["date"].replace(":", "").replace("+0000", "Z")
+    stamp = stamp_of(report["environment"])
     path = args.out / f"fidelity-{stamp}.json"
     passed = True
     for i, T in enumerate(args.T):

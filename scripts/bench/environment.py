@@ -27,6 +27,11 @@ def environment() -> dict:
     }
 
 
+def stamp_of(environment: dict) -> str:
+    """The date as it goes into the names of a result's files."""
+    return environment["date"].replace(":", "").replace("+0000", "Z")
+
+
 def _version(module: str) -> str | None:
     try:
         return __import__(module).__version__

@@ -20,6 +20,14 @@ SOFTPLUS_LIMIT = tl.constexpr(SOFTPLUS_THRESHOLD)
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
+def cuda_arch() -> int:
+    """What kernels are compiled for: 90 for compute capability 9.0; 0 in the interpreter and on other makers' GPUs."""
+    if INTERPRETED:
+        return 0
+    target = triton.runtime.driver.active.get_current_target()
+    return target.arch if target.backend == "cuda" else 0
+
+
 @triton.jit
 def wrap(index, R: tl.constexpr):
     """Physical record of an index in 0..2R-1: R is no power of two, and a modulo costs more than a compare."""

@@ -14,7 +14,7 @@ GPUs only (tests/kernels/test_bit_identity.py); SGLang found that on Blackwell n
 import triton
 import triton.language as tl
 
-from .primitives import INTERPRETED, NORM_EPSILON, SOFTPLUS_LIMIT
+from .primitives import NORM_EPSILON, SOFTPLUS_LIMIT, cuda_arch
 
 STOCK_BLOCK_V = 32
 STOCK_WARPS = 1
@@ -25,9 +25,7 @@ FEWEST_TILE_ELEMENTS = 4 * 32
 
 def tile_columns(narrow: int, K: int, V: int) -> int:
     """BLOCK_V: `narrow` where that has been shown to keep the bits, else that of SGLang's kernel."""
-    target = None if INTERPRETED else triton.runtime.driver.active.get_current_target()
-    hopper = target is not None and target.backend == "cuda" and target.arch == 90
-    return min(V, narrow if hopper and K * narrow >= FEWEST_TILE_ELEMENTS else STOCK_BLOCK_V)
+    return min(V, narrow if cuda_arch() == 90 and K * narrow >= FEWEST_TILE_ELEMENTS else STOCK_BLOCK_V)
 
 
 @triton.jit

@@ -45,8 +45,8 @@ def forward_extend(
         return mixed_qkv.new_empty(1, 0, layer.num_v_heads, layer.head_v_dim)
     cache = self.req_to_token_pool.mamba2_layer_cache(layer.layer_id)
     index = self.req_to_token_pool.mamba_map[layer.layer_id]
-    slots = self.forward_metadata.mamba_cache_indices[:batch]
     if index == 0:  # once a step, on the stream that the layers run on
+        slots = self.forward_metadata.mamba_cache_indices[:batch]
         plan_window(pool.cursors, forward_batch.req_pool_indices[:batch], slots)
 
     qkv = convolve(

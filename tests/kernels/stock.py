@@ -12,7 +12,7 @@ import pytest
 import torch
 from lifecycle import Lifecycle
 
-PIN = "0.5.15.post1"
+from sglang_replayssm.plugin.seams import PINNED_SGLANG
 
 
 def load_pinned(path: str) -> ModuleType:
@@ -25,7 +25,7 @@ def load_pinned(path: str) -> ModuleType:
         from bench.variant import NotApplicable
 
         try:
-            return load_sglang(PIN, f"sglang/srt/{path}")
+            return load_sglang(PINNED_SGLANG, f"sglang/srt/{path}")
         except NotApplicable as reason:
             pytest.skip(f"compares with SGLang's kernel: {reason}", allow_module_level=True)
 

@@ -12,7 +12,6 @@ SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 
 import bench_conv  # noqa: E402
-from bench import stock  # noqa: E402
 from bench.shape import acceptance_table  # noqa: E402
 
 DIM, DRAFTS = 40, 4
@@ -57,7 +56,3 @@ def test_byte_model(sides) -> None:
     """Of the tensors that move: stock writes T + 2 inputs and two states a channel, ours T inputs and one state."""
     theirs, ours = (side.bytes_per_window() // (2 * DIM) for side in sides)
     assert theirs == 4 + 4 + 3 + 3 + 6 + 3 + 3 and ours == 4 + 4 + 4 + 3 + 3 + 3
-
-
-def test_the_pin_is_one(sides) -> None:
-    assert stock.PIN in bench_conv.Stock.name

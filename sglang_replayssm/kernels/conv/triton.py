@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..primitives import INTERPRETED, PLAN_COLUMNS, PLAN_ROW, PLAN_SLOT, round_to
+from ..primitives import PLAN_COLUMNS, PLAN_ROW, PLAN_SLOT, cuda_arch, round_to
 from ..ring import Cursors, check_indices
 
 # Channels of a program, and its warps: two channels a thread.
@@ -202,7 +202,7 @@ def convolve(
             T=draft_tokens,
             WIDTH=width,
             SILU=activation is not None,
-            EARLY=not INTERPRETED and x.is_cuda and torch.version.hip is None and _starts_early(x.device),
+            EARLY=cuda_arch() >= 90,  # from where on there is programmatic dependent launch
             BLOCK=BLOCK,
             num_warps=WARPS,
         )
@@ -254,11 +254,6 @@ def commit_conv(
             BLOCK=BLOCK,
             num_warps=WARPS,
         )
-
-
-def _starts_early(device: torch.device) -> bool:
-    """Whether the device has programmatic dependent launch."""
-    return torch.cuda.get_device_capability(device)[0] >= 9
 
 
 def _check_conv(state: torch.Tensor, windows: torch.Tensor, weight: torch.Tensor | None, dim: int) -> None:
